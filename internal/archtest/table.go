@@ -1,0 +1,88 @@
+package archtest
+
+import "slices"
+
+// module is the module's path, which starts every import of ours.
+const module = "quarry"
+
+// ground is what everything may stand on.
+var ground = []string{"store/chunk", "store", "store/bucket", "signer", "internal/durable", "internal/strictjson"}
+
+// formats are the bytes on disk and what is derived from them alone.
+var formats = []string{"rafs", "store/pack", "store/image", "store/catalog"}
+
+// arrows says which packages of ours each package may import. It is the import
+// table of docs/ARCHITECTURE.md in full: down only, and api, converter and
+// worker never one another. A package without a row fails the test: a new
+// package is a decision about where it stands.
+var arrows = map[string][]string{
+	// Ground.
+	"store/chunk":         {},
+	"internal/durable":    {},
+	"internal/strictjson": {},
+	"nbd":                 {}, // so that any NBD program can stand on either side of it
+	"store/bucket":        {},
+	"store":               {"store/chunk"},
+	"signer":              {"store/chunk", "internal/durable", "internal/strictjson"},
+
+	// Formats, and the implementations of store and bucket that are one file each.
+	"rafs":             {"store/chunk"},
+	"rafs/foreign":     {"rafs", "store/chunk"},
+	"store/pack":       {"store/chunk"},
+	"store/image":      {"rafs", "signer", "store/chunk", "internal/strictjson"},
+	"store/catalog":    {"store/chunk", "store/bucket", "internal/strictjson"},
+	"store/mem":        {"store", "store/chunk"},
+	"store/bucket/dir": {"store/bucket", "internal/durable"},
+	"store/bucket/mem": {"store/bucket"},
+	"chunkindex":       {"store/chunk", "store/pack"},
+
+	// Stores and devices.
+	"store/packed": {"chunkindex", "store", "store/bucket", "store/catalog", "store/chunk", "store/pack", "internal/strictjson"},
+	"store/cache":  {"store", "store/chunk", "internal/durable"},
+	"nbd/blockdev": {"nbd", "rafs", "store", "store/chunk"},
+	"nbd/attach":   {"nbd"}, // the shim links it: it must stay small
+
+	// What works on a whole store, beside the three that never import one another.
+	"store/check":     {"rafs", "signer", "store", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed"},
+	"api":             join(ground, formats, "store/packed"),
+	"api/client":      join(ground, formats, "api"),
+	"converter":       join(ground, formats, "store/packed", "converter/oci", "converter/tree", "converter/layer"),
+	"converter/oci":   {"store/chunk", "store/image"},
+	"converter/layer": {"rafs", "store", "store/chunk", "store/image"},
+	"converter/tree":  {"rafs", "store", "store/chunk", "store/image"},
+	"worker":          {"nbd", "nbd/attach", "nbd/blockdev", "rafs", "signer", "store", "store/cache", "store/chunk", "store/image", "internal/durable"},
+
+	// Programs.
+	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/cache", "store/packed",
+		"store/check", "api", "api/client", "converter", "converter/oci", "converter/tree", "worker"),
+	"cmd/quarry-shim": {"nbd", "nbd/attach"},
+
+	// What only tests import. None of these names stands in a row above.
+	"internal/archtest":       {},
+	"internal/need":           {},
+	"internal/testimage":      {},
+	"store/bucket/buckettest": {"store/bucket"},
+	"store/storetest":         {"store", "store/chunk"},
+	"api/apitest":             join(ground, formats, "api", "store/packed", "store/bucket/mem", "chunkindex"),
+	"e2e/lab":                 {},
+	"e2e/bench":               {"e2e/lab"},
+	"e2e/demo":                {"e2e/lab"},
+}
+
+// onlyIn says which package alone may import a module of others.
+var onlyIn = map[string]string{
+	"github.com/cockroachdb/pebble":          "chunkindex",
+	"github.com/google/go-containerregistry": "converter/oci",
+}
+
+// forbidden says which imports nobody may have, and what to use.
+var forbidden = map[string]string{
+	"log":       "use log/slog",
+	"math/rand": "use math/rand/v2",
+	"github.com/prometheus/client_golang/prometheus/promauto": "register metrics where they are owned",
+}
+
+// vague are package names that say nothing about what is inside.
+var vague = []string{"util", "utils", "common", "helper", "helpers", "types", "models", "interfaces"}
+
+func join(a, b []string, more ...string) []string { return slices.Concat(a, b, more) }

@@ -1,0 +1,53 @@
+package archtest
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// reach returns every package that pkg links by the table, itself left out.
+func reach(pkg string) []string {
+	seen := map[string]bool{}
+	var visit func(string)
+	visit = func(p string) {
+		for _, next := range arrows[p] {
+			if !seen[next] {
+				seen[next] = true
+				visit(next)
+			}
+		}
+	}
+	visit(pkg)
+	return slices.Sorted(maps.Keys(seen))
+}
+
+func TestTheTableKeepsTheDesign(t *testing.T) {
+	for pkg, row := range arrows {
+		for _, next := range row {
+			if _, ok := arrows[next]; !ok {
+				t.Errorf("%s may import %s, which has no row", pkg, next)
+			}
+		}
+		if slices.Contains(reach(pkg), pkg) {
+			t.Errorf("%s reaches itself", pkg)
+		}
+	}
+	if got := reach("cmd/quarry-shim"); !slices.Equal(got, []string{"nbd", "nbd/attach"}) {
+		t.Errorf("the shim links %v", got)
+	}
+	if got := reach("nbd"); len(got) != 0 {
+		t.Errorf("nbd links %v", got)
+	}
+	families := []string{"api", "converter", "worker"}
+	for pkg := range arrows {
+		own, _, _ := strings.Cut(pkg, "/")
+		for _, next := range reach(pkg) {
+			other, _, _ := strings.Cut(next, "/")
+			if slices.Contains(families, own) && slices.Contains(families, other) && own != other {
+				t.Errorf("%s reaches %s", pkg, next)
+			}
+		}
+	}
+}
