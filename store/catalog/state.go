@@ -1,0 +1,113 @@
+package catalog
+
+import (
+	"bytes"
+	"fmt"
+
+	"quarry/store/chunk"
+)
+
+// state is what the journal's entries add up to.
+type state struct {
+	packs     map[chunk.Digest]packState
+	packCount uint64 // of all packs added so far
+	names     map[nameKey]nameState
+}
+
+type packState struct {
+	size      int64
+	order     uint64 // packCount when it was added
+	condemned map[CondemnedChunk]struct{}
+}
+
+type nameKey struct{ repo, tag string }
+
+// nameState stays when a name is deleted, for the serial.
+type nameState struct {
+	name    Name // with the highest serial ever used
+	deleted bool
+}
+
+func newState() *state {
+	return &state{packs: map[chunk.Digest]packState{}, names: map[nameKey]nameState{}}
+}
+
+func (e Pack) follows(s *state) error {
+	if p, ok := s.packs[e.ID]; ok && p.size != e.Size {
+		return fmt.Errorf("pack %s has %d bytes, the catalog says %d", e.ID, e.Size, p.size)
+	}
+	return nil
+}
+
+func (e Pack) apply(s *state) {
+	s.packCount++
+	s.packs[e.ID] = packState{size: e.Size, order: s.packCount, condemned: map[CondemnedChunk]struct{}{}}
+}
+
+func (e PackRetired) follows(s *state) error {
+	if _, ok := s.packs[e.ID]; !ok {
+		return fmt.Errorf("pack %s is not in the catalog", e.ID)
+	}
+	return nil
+}
+
+func (e PackRetired) apply(s *state) { delete(s.packs, e.ID) }
+
+func (e CondemnedChunk) follows(s *state) error {
+	p, ok := s.packs[e.Pack]
+	if !ok {
+		return fmt.Errorf("pack %s of a condemned chunk is not in the catalog", e.Pack)
+	}
+	if e.Off >= p.size {
+		return fmt.Errorf("pack %s has %d bytes, no chunk is at %d", e.Pack, p.size, e.Off)
+	}
+	return nil
+}
+
+func (e CondemnedChunk) apply(s *state) { s.packs[e.Pack].condemned[e] = struct{}{} }
+
+func (e Name) follows(s *state) error { return s.checkSerial(e.Repo, e.Tag, e.Serial) }
+
+func (e Name) apply(s *state) { s.names[nameKey{e.Repo, e.Tag}] = nameState{name: e} }
+
+func (e NameDeleted) follows(s *state) error {
+	if _, ok := s.name(e.Repo, e.Tag); !ok {
+		return fmt.Errorf("%s:%s: %w", e.Repo, e.Tag, ErrNotFound)
+	}
+	return s.checkSerial(e.Repo, e.Tag, e.Serial)
+}
+
+func (e NameDeleted) apply(s *state) {
+	n := Name{Repo: e.Repo, Tag: e.Tag, Serial: e.Serial}
+	s.names[nameKey{e.Repo, e.Tag}] = nameState{name: n, deleted: true}
+}
+
+func (s *state) checkSerial(repo, tag string, serial uint64) error {
+	if used := s.serial(repo, tag); serial <= used {
+		return fmt.Errorf("%s:%s: serial %d: %w, serial %d was used before", repo, tag, serial, ErrStale, used)
+	}
+	return nil
+}
+
+func (s *state) serial(repo, tag string) uint64 {
+	return s.names[nameKey{repo, tag}].name.Serial
+}
+
+func (s *state) name(repo, tag string) (Name, bool) {
+	n, ok := s.names[nameKey{repo, tag}]
+	if !ok || n.deleted {
+		return Name{}, false
+	}
+	return n.name, true
+}
+
+func (s *state) isCondemned(c CondemnedChunk) bool {
+	_, ok := s.packs[c.Pack].condemned[c]
+	return ok
+}
+
+// hasName says whether the name stands just like this.
+func (s *state) hasName(n Name) bool {
+	got, ok := s.name(n.Repo, n.Tag)
+	return ok && got.Source == n.Source && got.Serial == n.Serial && bytes.Equal(got.Statement, n.Statement)
+}
