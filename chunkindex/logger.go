@@ -1,0 +1,28 @@
+package chunkindex
+
+import (
+	"fmt"
+	"log/slog"
+)
+
+// logger hands Pebble's messages on. They are sentences, not constants, so they
+// are an attribute here.
+type logger struct{ log *slog.Logger }
+
+// fatalError is what Pebble told before it wanted to end the process.
+type fatalError string
+
+func (e fatalError) Error() string { return string(e) }
+
+func (l logger) Infof(format string, args ...any) {
+	l.log.Debug("pebble", "message", fmt.Sprintf(format, args...))
+}
+
+func (l logger) Errorf(format string, args ...any) {
+	l.log.Warn("pebble", "message", fmt.Sprintf(format, args...))
+}
+
+// Fatalf must not return: Pebble's state is undefined after it.
+func (l logger) Fatalf(format string, args ...any) {
+	panic(fatalError(fmt.Sprintf(format, args...)))
+}

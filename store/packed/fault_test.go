@@ -1,0 +1,108 @@
+package packed_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"quarry/store/bucket/buckettest"
+)
+
+// TestEveryFaultOfBucketAndJournal fails each operation of a Write once, both
+// ways. Whatever became of the Write, the store is whole after a restart and the
+// same Write then makes what it makes without faults.
+func TestEveryFaultOfBucketAndJournal(t *testing.T) {
+	ps := contents(0, 60)
+	clean := newDisk()
+	clean.open(t, packSize(20_000)).put(t, ps)
+	want := buckettest.Keys(t, clean.bucket, "")
+	for name, inject := range map[string]func(*buckettest.Faulty, func(buckettest.Op) error){
+		"not applied": func(f *buckettest.Faulty, fault func(buckettest.Op) error) { f.Before = fault },
+		"applied":     func(f *buckettest.Faulty, fault func(buckettest.Op) error) { f.After = fault },
+	} {
+		t.Run(name, func(t *testing.T) {
+			faults := 0
+			for k := int64(1); ; k++ {
+				d := newDisk()
+				f := &buckettest.Faulty{Bucket: d.bucket, Journal: d.bucket}
+				o, err := d.tryOpen(t, f, f, d.fs, packSize(20_000))
+				if err != nil {
+					t.Fatal(err)
+				}
+				hit := false
+				nth := buckettest.FailNth(k, "Put", "Append", "Stat", "ReadAt")
+				inject(f, func(op buckettest.Op) error {
+					err := nth(op)
+					hit = hit || err != nil
+					return err
+				})
+				err = putAll(t.Context(), o, ps)
+				if !hit {
+					break
+				}
+				faults++
+				if err != nil && !errors.Is(err, buckettest.ErrInjected) {
+					t.Errorf("fault %d: got %v, want the injected error or none", k, err)
+				}
+				if err == nil {
+					o.wantAll(t, ps)
+				}
+				again := d.crash().open(t, packSize(20_000))
+				again.wantClean(t)
+				again.put(t, ps)
+				again.wantAll(t, ps)
+				again.wantClean(t)
+				if got := buckettest.Keys(t, again.disk.bucket, ""); strings.Join(got, " ") != strings.Join(want, " ") {
+					t.Errorf("fault %d: packs are %v, want %v", k, got, want)
+				}
+			}
+			if faults < 6 {
+				t.Errorf("only %d faults: this tests nothing", faults)
+			}
+		})
+	}
+}
+
+// TestEveryFaultOfTheIndexDisk fails each write of the index's files. It must
+// surface; the index may then refuse all work until it is opened again.
+func TestEveryFaultOfTheIndexDisk(t *testing.T) {
+	ps := contents(0, 40)
+	faults := 0
+	for k := int32(0); ; k++ {
+		d := newDisk()
+		nth := errorfs.OnIndex(k)
+		armed, hit := false, false
+		fs := errorfs.Wrap(d.fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if !armed || op.Kind.ReadOrWrite() != errorfs.OpIsWrite {
+				return nil
+			}
+			err := nth.MaybeError(op)
+			hit = hit || err != nil
+			return err
+		}))
+		o, err := d.tryOpen(t, d.bucket, d.bucket, fs, packSize(20_000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		armed = true
+		err = putAll(t.Context(), o, ps)
+		armed = false
+		if !hit {
+			break
+		}
+		faults++
+		if err == nil {
+			t.Errorf("fault %d: the Write succeeded", k)
+		}
+		again := d.crash().open(t, packSize(20_000))
+		again.wantClean(t)
+		again.put(t, ps)
+		again.wantAll(t, ps)
+		again.wantClean(t)
+	}
+	if faults == 0 {
+		t.Error("no fault was injected: this tests nothing")
+	}
+}

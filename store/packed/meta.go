@@ -1,0 +1,87 @@
+package packed
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"quarry/store/bucket"
+	"quarry/store/chunk"
+)
+
+const (
+	metaKey     = "store.json"
+	metaVersion = 1
+	maxMeta     = 4 << 10 // the object has some hundred bytes
+)
+
+// Meta is what is fixed for the life of a store, the object store.json.
+type Meta struct {
+	Version   int       `json:"version"`
+	ChunkSize int64     `json:"chunk_size"`
+	Created   time.Time `json:"created"`
+}
+
+// CreateMeta makes a bucket a store. It refuses one that is a store already.
+func CreateMeta(ctx context.Context, b bucket.Bucket, chunkSize int64, now time.Time) (Meta, error) {
+	if !chunk.ValidSize(chunkSize) {
+		return Meta{}, fmt.Errorf("chunk size %d is not a power of two from %d to %d", chunkSize, chunk.MinSize, chunk.MaxSize)
+	}
+	if _, err := b.Stat(ctx, metaKey); err == nil {
+		return Meta{}, fmt.Errorf("%s exists: this is a store already", metaKey)
+	}
+	m := Meta{Version: metaVersion, ChunkSize: chunkSize, Created: now.UTC().Truncate(time.Second)}
+	p, err := json.Marshal(m)
+	if err != nil {
+		return Meta{}, fmt.Errorf("encode %s: %w", metaKey, err)
+	}
+	if err := b.Put(ctx, metaKey, bytes.NewReader(p), int64(len(p))); err != nil {
+		return Meta{}, fmt.Errorf("create store: %w", err)
+	}
+	return m, nil
+}
+
+// OpenMeta reads what a store is. The error is bucket.ErrNotFound for a bucket
+// that is none.
+func OpenMeta(ctx context.Context, b bucket.Bucket) (Meta, error) {
+	o, err := b.Stat(ctx, metaKey)
+	if err != nil {
+		return Meta{}, fmt.Errorf("open store: %w", err)
+	}
+	if o.Size > maxMeta {
+		return Meta{}, fmt.Errorf("%s has %d bytes, at most %d are expected", metaKey, o.Size, maxMeta)
+	}
+	p := make([]byte, o.Size)
+	if err := b.ReadAt(ctx, metaKey, p, 0); err != nil {
+		return Meta{}, fmt.Errorf("read %s: %w", metaKey, err)
+	}
+	return decodeMeta(p)
+}
+
+func decodeMeta(p []byte) (Meta, error) {
+	// The version comes first and alone: fields of a later one are not known here.
+	var v struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(p, &v); err != nil {
+		return Meta{}, fmt.Errorf("decode %s: %w", metaKey, err)
+	}
+	if v.Version != metaVersion {
+		return Meta{}, fmt.Errorf("%s has version %d, this program knows %d: use the quarry that wrote it", metaKey, v.Version, metaVersion)
+	}
+	dec := json.NewDecoder(bytes.NewReader(p))
+	dec.DisallowUnknownFields()
+	var m Meta
+	if err := dec.Decode(&m); err != nil {
+		return Meta{}, fmt.Errorf("decode %s: %w", metaKey, err)
+	}
+	if again, err := json.Marshal(m); err != nil || !bytes.Equal(again, p) {
+		return Meta{}, fmt.Errorf("decode %s: it is not in the form it was written in", metaKey)
+	}
+	if !chunk.ValidSize(m.ChunkSize) {
+		return Meta{}, fmt.Errorf("%s: chunk size %d is not a power of two from %d to %d", metaKey, m.ChunkSize, chunk.MinSize, chunk.MaxSize)
+	}
+	return m, nil
+}

@@ -1,0 +1,41 @@
+package packed
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are the counters of a store. The owner registers Collectors.
+type Metrics struct {
+	chunks      *prometheus.CounterVec // by result: new, known
+	plainBytes  *prometheus.CounterVec // by result: new, known
+	storedBytes prometheus.Counter
+	packs       prometheus.Counter
+	readChunks  prometheus.Counter
+	damaged     prometheus.Counter
+}
+
+// NewMetrics returns counters at zero.
+func NewMetrics() *Metrics {
+	opts := func(name, help string) prometheus.CounterOpts {
+		return prometheus.CounterOpts{Name: "quarry_packed_" + name, Help: help}
+	}
+	return &Metrics{
+		chunks:      prometheus.NewCounterVec(opts("chunks_total", "Chunks put, by whether they were new."), []string{"result"}),
+		plainBytes:  prometheus.NewCounterVec(opts("plain_bytes_total", "Plain bytes of chunks put, by whether they were new."), []string{"result"}),
+		storedBytes: prometheus.NewCounter(opts("stored_bytes_total", "Stored bytes of new chunks.")),
+		packs:       prometheus.NewCounter(opts("packs_total", "Packs added to the store.")),
+		readChunks:  prometheus.NewCounter(opts("read_chunks_total", "Chunks read from packs.")),
+		damaged:     prometheus.NewCounter(opts("damaged_chunks_total", "Reads that found a copy damaged.")),
+	}
+}
+
+// Collectors returns what to register.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.chunks, m.plainBytes, m.storedBytes, m.packs, m.readChunks, m.damaged}
+}
+
+func (m *Metrics) wrote(s Stats) {
+	m.chunks.WithLabelValues("new").Add(float64(s.NewChunks))
+	m.chunks.WithLabelValues("known").Add(float64(s.Chunks - s.NewChunks))
+	m.plainBytes.WithLabelValues("new").Add(float64(s.NewPlainBytes))
+	m.plainBytes.WithLabelValues("known").Add(float64(s.PlainBytes - s.NewPlainBytes))
+	m.storedBytes.Add(float64(s.NewStoredBytes))
+}

@@ -1,0 +1,324 @@
+package packed
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"quarry/chunkindex"
+	"quarry/store"
+	"quarry/store/bucket"
+	"quarry/store/chunk"
+	"quarry/store/pack"
+)
+
+const (
+	// lookupBatch is how many digests go to the index at once: enough that
+	// sorted neighbours share blocks, few enough to hold up nobody.
+	lookupBatch = 128
+	// maxGap is read and thrown away rather than left out: 32 KiB cost a disk or
+	// network less than a second request.
+	maxGap = 32 << 10
+	// maxRange bounds a merged read. A single chunk may be longer.
+	maxRange = 1 << 20
+	// readers bounds the ranges of one batch in flight, and with it memory: 8
+	// times the larger of maxRange and a stored chunk.
+	readers = 8
+)
+
+// Stored is a chunk as it lies in a pack: the checksum of Bytes was verified,
+// the digest was not.
+type Stored struct {
+	Codec pack.Codec
+	Len   uint32 // of the plain bytes
+	CRC   uint32 // pack.Checksum(Bytes)
+	Bytes []byte
+}
+
+// buffers holds scratch space for stored and plain bytes.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// grown returns b with length n; its content is undefined.
+func grown(b []byte, n int) []byte { return slices.Grow(b[:0], n)[:n] }
+
+// Get implements store.Getter. A copy found damaged is condemned.
+func (s *Store) Get(ctx context.Context, d chunk.Digest, dst []byte) ([]byte, error) {
+	loc, err := s.locate(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	*buf = grown(*buf, int(loc.Stored))
+	if err := s.readStored(ctx, d, loc, *buf); err != nil {
+		return nil, err
+	}
+	return s.plain(ctx, d, loc, *buf, dst)
+}
+
+// Stored returns a chunk without decompressing it, for a client that does that
+// and verifies the digest. A copy found damaged is condemned.
+func (s *Store) Stored(ctx context.Context, d chunk.Digest) (Stored, error) {
+	loc, err := s.locate(ctx, d)
+	if err != nil {
+		return Stored{}, err
+	}
+	b := make([]byte, loc.Stored)
+	if err := s.readStored(ctx, d, loc, b); err != nil {
+		return Stored{}, err
+	}
+	return storedAt(loc, b), nil
+}
+
+func storedAt(loc chunkindex.Location, b []byte) Stored {
+	return Stored{Codec: loc.Codec, Len: loc.Len, CRC: loc.CRC, Bytes: b}
+}
+
+func (s *Store) locate(ctx context.Context, d chunk.Digest) (chunkindex.Location, error) {
+	locs, found, err := s.lookup(ctx, []chunk.Digest{d})
+	if err != nil {
+		return chunkindex.Location{}, err
+	}
+	if !found[0] {
+		return chunkindex.Location{}, fmt.Errorf("%s: %w", d, store.ErrNotFound)
+	}
+	return locs[0], nil
+}
+
+// readStored fills p with the stored bytes of one chunk and checks them.
+func (s *Store) readStored(ctx context.Context, d chunk.Digest, loc chunkindex.Location, p []byte) error {
+	err := s.bucket.ReadAt(ctx, pack.Key(loc.Pack), p, loc.Off)
+	if isDamage(err) {
+		return s.damaged(ctx, &store.CorruptError{Want: d, Err: err}, loc)
+	}
+	if err != nil {
+		return fmt.Errorf("read chunk %s: %w", d, err)
+	}
+	return s.checkStored(ctx, d, loc, p)
+}
+
+func (s *Store) checkStored(ctx context.Context, d chunk.Digest, loc chunkindex.Location, stored []byte) error {
+	s.metrics.readChunks.Inc()
+	if got := pack.Checksum(stored); got != loc.CRC {
+		err := fmt.Errorf("stored bytes have checksum %08x, want %08x", got, loc.CRC)
+		return s.damaged(ctx, &store.CorruptError{Want: d, Err: err}, loc)
+	}
+	return nil
+}
+
+// plain decompresses stored bytes into dst[:0] and verifies the digest.
+func (s *Store) plain(ctx context.Context, d chunk.Digest, loc chunkindex.Location, stored, dst []byte) ([]byte, error) {
+	p, err := pack.Decode(dst, loc.Codec, stored, loc.Len)
+	if err != nil {
+		return nil, s.damaged(ctx, &store.CorruptError{Want: d, Err: err}, loc)
+	}
+	if got := chunk.Sum(p); got != d {
+		return nil, s.damaged(ctx, &store.CorruptError{Want: d, Got: got}, loc)
+	}
+	return p, nil
+}
+
+// damaged completes the error of a damaged copy and condemns the copy. The
+// reader going away must not stop that.
+func (s *Store) damaged(ctx context.Context, e *store.CorruptError, loc chunkindex.Location) error {
+	e.Key, e.Off = pack.Key(loc.Pack), loc.Off
+	s.metrics.damaged.Inc()
+	condemned, err := s.condemnDamaged(context.WithoutCancel(ctx), e.Want, loc)
+	if err != nil {
+		s.log.ErrorContext(ctx, "damaged chunk not condemned", "chunk", e.Want, "pack", loc.Pack, "off", loc.Off, "error", err)
+	} else if condemned {
+		s.log.WarnContext(ctx, "damaged chunk condemned", "chunk", e.Want, "pack", loc.Pack, "off", loc.Off)
+	}
+	return e
+}
+
+// condemnDamaged reads the copy once more before it condemns it, and reports
+// whether it did. Since the first read a Write may have stored the same pack
+// anew, and promised its chunks; and what was only damaged on its way here is no
+// reason to store it twice.
+func (s *Store) condemnDamaged(ctx context.Context, d chunk.Digest, loc chunkindex.Location) (bool, error) {
+	s.commits.Lock()
+	defer s.commits.Unlock()
+	if s.catalog.IsCondemned(d, loc.Pack, loc.Off) {
+		return false, nil
+	}
+	stored := make([]byte, loc.Stored)
+	err := s.bucket.ReadAt(ctx, pack.Key(loc.Pack), stored, loc.Off)
+	if err != nil && !isDamage(err) {
+		return false, err
+	}
+	if err == nil {
+		if _, bad := verifyStored(nil, d, loc, stored); bad == nil {
+			return false, nil
+		}
+	}
+	return true, s.condemnLocked(ctx, d, loc)
+}
+
+// GetBatch implements store.BatchGetter. Copies found damaged are condemned.
+func (s *Store) GetBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, []byte, error) error) error {
+	a := answers[[]byte]{fn: fn}
+	return s.eachStored(ctx, ds, func(ctx context.Context, w wanted, stored []byte, err error) error {
+		if err != nil {
+			return a.give(w.digest, nil, err)
+		}
+		buf := buffers.Get().(*[]byte)
+		defer buffers.Put(buf)
+		p, err := s.plain(ctx, w.digest, w.loc, stored, *buf)
+		if err == nil {
+			*buf = p
+		}
+		return a.give(w.digest, p, err)
+	})
+}
+
+// StoredBatch is GetBatch without decompression: fn gets what Stored returns.
+func (s *Store) StoredBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, Stored, error) error) error {
+	a := answers[Stored]{fn: fn}
+	return s.eachStored(ctx, ds, func(_ context.Context, w wanted, stored []byte, err error) error {
+		if err != nil {
+			return a.give(w.digest, Stored{}, err)
+		}
+		return a.give(w.digest, storedAt(w.loc, stored), nil)
+	})
+}
+
+// answers calls fn one at a time, and no more after its first error.
+type answers[T any] struct {
+	fn  func(chunk.Digest, T, error) error
+	mu  sync.Mutex // guards err and is held during fn
+	err error
+}
+
+func (a *answers[T]) give(d chunk.Digest, v T, err error) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.err == nil {
+		a.err = a.fn(d, v, err)
+	}
+	return a.err
+}
+
+// wanted is one chunk of a batch.
+type wanted struct {
+	digest chunk.Digest
+	loc    chunkindex.Location
+}
+
+type eachFunc func(ctx context.Context, w wanted, stored []byte, err error) error
+
+// eachStored reads many chunks, neighbours in one pack by one read, and calls fn
+// concurrently, once for every digest, with checked stored bytes or that
+// chunk's error. It stops at the first error of fn.
+func (s *Store) eachStored(ctx context.Context, ds []chunk.Digest, fn eachFunc) error {
+	found, missing, err := s.locateAll(ctx, ds)
+	if err != nil {
+		return err
+	}
+	for _, d := range missing {
+		if err := fn(ctx, wanted{digest: d}, nil, fmt.Errorf("%s: %w", d, store.ErrNotFound)); err != nil {
+			return err
+		}
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(readers)
+	for _, r := range ranges(found) {
+		g.Go(func() error { return s.readRange(gctx, r, fn) })
+	}
+	return g.Wait()
+}
+
+// locateAll looks every digest up once.
+func (s *Store) locateAll(ctx context.Context, ds []chunk.Digest) (found []wanted, missing []chunk.Digest, err error) {
+	ds = slices.Clone(ds)
+	slices.SortFunc(ds, compareDigests)
+	ds = slices.Compact(ds)
+	for batch := range slices.Chunk(ds, lookupBatch) {
+		locs, ok, err := s.lookup(ctx, batch)
+		if err != nil {
+			return nil, nil, err
+		}
+		for i, d := range batch {
+			if ok[i] {
+				found = append(found, wanted{d, locs[i]})
+			} else {
+				missing = append(missing, d)
+			}
+		}
+	}
+	return found, missing, nil
+}
+
+// ranges groups chunks into reads, in the order of pack and offset.
+func ranges(ws []wanted) [][]wanted {
+	slices.SortFunc(ws, func(a, b wanted) int {
+		return cmp.Or(compareDigests(a.loc.Pack, b.loc.Pack), cmp.Compare(a.loc.Off, b.loc.Off))
+	})
+	var out [][]wanted
+	start := 0
+	for i := 1; i <= len(ws); i++ {
+		if i < len(ws) && joins(ws[start].loc, ws[i-1].loc, ws[i].loc) {
+			continue
+		}
+		out = append(out, ws[start:i])
+		start = i
+	}
+	return out
+}
+
+// joins reports whether next can be read together with first to last.
+func joins(first, last, next chunkindex.Location) bool {
+	return next.Pack == last.Pack && next.Off-end(last) <= maxGap && end(next)-first.Off <= maxRange
+}
+
+func end(loc chunkindex.Location) int64 { return loc.Off + int64(loc.Stored) }
+
+func (s *Store) readRange(ctx context.Context, ws []wanted, fn eachFunc) error {
+	off := ws[0].loc.Off
+	size := int64(0)
+	for _, w := range ws {
+		size = max(size, end(w.loc)-off)
+	}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	*buf = grown(*buf, int(size))
+	err := s.bucket.ReadAt(ctx, pack.Key(ws[0].loc.Pack), *buf, off)
+	if isDamage(err) && !errors.Is(err, bucket.ErrNotFound) && len(ws) > 1 {
+		// The pack is cut off somewhere in the range: the chunks before are good.
+		for _, w := range ws {
+			if err := s.readRange(ctx, []wanted{w}, fn); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, w := range ws {
+		if ctx.Err() != nil {
+			return ctx.Err() // no answer of this chunk
+		}
+		stored := (*buf)[w.loc.Off-off:][:w.loc.Stored]
+		if err := fn(ctx, w, stored, s.rangeError(ctx, w, stored, err)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rangeError is the error of one chunk of a range that was read with err.
+func (s *Store) rangeError(ctx context.Context, w wanted, stored []byte, err error) error {
+	switch {
+	case isDamage(err):
+		return s.damaged(ctx, &store.CorruptError{Want: w.digest, Err: err}, w.loc)
+	case err != nil:
+		return fmt.Errorf("read chunk %s: %w", w.digest, err)
+	}
+	return s.checkStored(ctx, w.digest, w.loc, stored)
+}
+
+func compareDigests(a, b chunk.Digest) int { return bytes.Compare(a[:], b[:]) }
