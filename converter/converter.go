@@ -1,0 +1,225 @@
+// Package converter makes an image of an OCI image: layers are read into the
+// chunk store, their records merged into a tree, the tree encoded as a
+// bootstrap, and the result described in signed statements. It is the one place
+// where bytes from outside become bytes that workers trust, so it computes
+// every digest it signs.
+package converter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"quarry/converter/layer"
+	"quarry/converter/oci"
+	"quarry/converter/tree"
+	"quarry/rafs"
+	"quarry/signer"
+	"quarry/store/bucket"
+	"quarry/store/catalog"
+	"quarry/store/chunk"
+	"quarry/store/image"
+	"quarry/store/packed"
+)
+
+// Version stands in image statements. It changes with every change of the code
+// that gives one source another bootstrap, and only then.
+const Version = "quarry-converter/1"
+
+// Config says where images go and what their making may cost.
+type Config struct {
+	Store     *packed.Store
+	Bucket    bucket.Bucket
+	Catalog   *catalog.Catalog
+	ChunkSize uint32 // S of the store
+	// MACKey authenticates layer records; it never leaves the data folder, so a
+	// record from anywhere else counts for nothing.
+	MACKey []byte
+	// SigningKey signs statements. nil leaves images unsigned for somebody else
+	// to sign.
+	SigningKey *signer.Key
+
+	// Workers is how many layers are read at once. 0 means one, whose stages
+	// keep two cores busy. The image is the same for any number.
+	Workers     int
+	LayerLimits layer.Limits // zero fields mean the defaults
+	TreeLimits  tree.Limits  // zero fields mean the defaults
+	// Progress is told what happens; never concurrently. nil = nobody asks.
+	Progress func(Event)
+	Now      func() time.Time // nil = time.Now
+	Log      *slog.Logger     // nil = discard
+}
+
+// Request is one image to convert.
+type Request struct {
+	Source   string         // as oci.Open takes it
+	Name     image.Ref      // repository and tag to move to the image; zero: none
+	Platform image.Platform // zero: as oci.Open chooses
+}
+
+// Event tells how far one layer is.
+type Event struct {
+	Layer, Layers int // this one, counted from 1, of all
+	Digest        chunk.Digest
+	Read, Size    int64 // compressed bytes read so far, of all
+	Cached        bool  // nothing need be read: the store knows the layer
+	Done          bool  // its chunks are durable
+}
+
+// Result is what became of a request.
+type Result struct {
+	Source    chunk.Digest // manifest or image index that was named
+	ImageID   chunk.Digest
+	Statement image.Statement
+
+	Layers       int   // of the image
+	LayersReused int   // of them, how many were known and not read
+	Entries      int   // names in the tree
+	FileBytes    int64 // length of all files, hard links once
+	ChunkBytes   int64 // length of the distinct chunks
+
+	NewChunks      int64 // chunks that the store did not have
+	NewPlainBytes  int64 // their length
+	NewStoredBytes int64 // their length as stored
+	Duration       time.Duration
+
+	Warnings []string // what was left out or had to be done again
+}
+
+// InputError says that the source, not the store, is at fault.
+type InputError struct{ Err error }
+
+func (e *InputError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what is wrong with the source.
+func (e *InputError) Unwrap() error { return e.Err }
+
+// Convert makes the image that req names and, when all of it is durable, moves
+// the name to it. An error leaves every name where it was; what has been stored
+// until then is found again by the next attempt or collected as garbage. The
+// same source gives the same image id, whatever the store holds already.
+// Errors: *InputError, ctx's, and those of the store.
+func Convert(ctx context.Context, cfg Config, req Request) (*Result, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("convert %s: %w", req.Source, err)
+	}
+	c := &conversion{cfg: cfg.withDefaults(), req: req}
+	start := c.cfg.Now()
+	if err := c.run(ctx); err != nil {
+		return nil, fmt.Errorf("convert %s: %w", req.Source, err)
+	}
+	c.result.Duration = c.cfg.Now().Sub(start)
+	return &c.result, nil
+}
+
+func (cfg Config) validate() error {
+	if !chunk.ValidSize(int64(cfg.ChunkSize)) {
+		return fmt.Errorf("chunk size %d is not a power of two from %d to %d", cfg.ChunkSize, chunk.MinSize, chunk.MaxSize)
+	}
+	if len(cfg.MACKey) < image.MACKeySize {
+		return fmt.Errorf("the key of layer records has %d bytes, want at least %d", len(cfg.MACKey), image.MACKeySize)
+	}
+	return nil
+}
+
+func (cfg Config) withDefaults() Config {
+	if cfg.Workers < 1 {
+		cfg.Workers = 1
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return cfg
+}
+
+// conversion is one call of Convert.
+type conversion struct {
+	cfg   Config
+	req   Request
+	image *oci.Image
+
+	mu     sync.Mutex // guards result and calls of Progress while layers are read
+	result Result
+}
+
+// run writes in the order of design.md section 7: packs, journal and index in
+// Store.Write, then layer records, bootstrap, image statement, name statement.
+// Whatever a crash leaves is referred to by nothing.
+func (c *conversion) run(ctx context.Context) error {
+	im, err := oci.Open(c.req.Source, c.req.Platform)
+	if err != nil {
+		return &InputError{err}
+	}
+	defer im.Close() // it was only read
+	c.image = im
+	c.result.Source, c.result.Layers = im.Source, len(im.Layers)
+
+	recs, err := c.layers(ctx)
+	if err != nil {
+		return err
+	}
+	t, err := c.merge(recs)
+	if err != nil {
+		return err
+	}
+	if err := c.publish(ctx, t); err != nil {
+		return err
+	}
+	c.cfg.Log.InfoContext(ctx, "image converted", "source", im.Source, "image", c.result.ImageID,
+		"layers", c.result.Layers, "reused", c.result.LayersReused, "new_stored_bytes", c.result.NewStoredBytes)
+	return c.name(ctx)
+}
+
+// maxWarnings bounds what is kept of them; an image can have one a file.
+const maxWarnings = 100
+
+func (c *conversion) warn(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch n := len(c.result.Warnings); {
+	case n < maxWarnings:
+		c.result.Warnings = append(c.result.Warnings, fmt.Sprintf(format, args...))
+	case n == maxWarnings:
+		c.result.Warnings = append(c.result.Warnings, "more warnings are left out")
+	}
+}
+
+// merge applies the layers in order.
+func (c *conversion) merge(recs []*image.LayerRecord) (*rafs.Tree, error) {
+	m := tree.NewMerger(tree.Config{
+		ChunkSize: c.cfg.ChunkSize,
+		Limits:    c.cfg.TreeLimits,
+		Warn:      func(w tree.Warning) { c.warn("%s", w) },
+	})
+	for i, rec := range recs {
+		if err := m.Apply(rec.Entries); err != nil {
+			return nil, &InputError{fmt.Errorf("apply layer %d of %d, %s: %w", i+1, len(recs), rec.Layer, err)}
+		}
+	}
+	return m.Tree(), nil
+}
+
+var errTreeDiffers = errors.New("the bootstrap decodes to another tree than was encoded: this is a bug in quarry, nothing was published")
+
+// encode makes the bootstrap and proves that it says what the tree says.
+func encode(t *rafs.Tree) ([]byte, *rafs.Image, chunk.Digest, error) {
+	want := tree.Digest(t)
+	b, err := rafs.Encode(t)
+	if err != nil {
+		return nil, nil, want, &InputError{err} // a file that RAFS cannot hold
+	}
+	im, err := rafs.Decode(b)
+	if err != nil {
+		return nil, nil, want, fmt.Errorf("decode the bootstrap just encoded: %w", err)
+	}
+	if tree.Digest(im.Tree) != want {
+		return nil, nil, want, errTreeDiffers
+	}
+	return b, im, want, nil
+}

@@ -1,0 +1,124 @@
+// Package layer reads one OCI layer: compressed bytes in, chunks into a store
+// and a layer record out. It exists so that a layer is read exactly once, as a
+// stream, and so that nothing about it is believed that was not computed here.
+package layer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"golang.org/x/sync/errgroup"
+
+	"quarry/store"
+	"quarry/store/chunk"
+	"quarry/store/image"
+)
+
+// Descriptor says which bytes the layer must have.
+type Descriptor struct {
+	Digest chunk.Digest // of the compressed bytes
+	Size   int64        // length of the compressed bytes
+}
+
+// Config configures Read.
+type Config struct {
+	ChunkSize uint32 // S of the store
+	Limits    Limits
+	// Progress is told how many compressed bytes have been read so far; it is
+	// called from one goroutine at a time. nil = nobody asks.
+	Progress func(compressed int64)
+}
+
+// Limits bound what a layer may expand to. Zero fields get the defaults.
+type Limits struct {
+	// MaxBytes bounds the uncompressed layer and, apart from it, the sum of its
+	// file lengths, which holes can make larger than the layer. Default 256 GiB:
+	// at S = 256 KiB that is a million chunks, 32 MiB of digests.
+	MaxBytes int64
+	// MaxRatio bounds uncompressed ÷ compressed once RatioFloor bytes are out.
+	// Default 2000: deflate cannot exceed 1032, and zstd does only for runs.
+	MaxRatio int64
+	// RatioFloor is the uncompressed length up to which no ratio is refused.
+	// Default 16 GiB: a layer with a few large empty disk images is still fine.
+	RatioFloor int64
+	// MaxEntries bounds the number of tar entries. Default: what a layer record
+	// can hold, 2 million.
+	MaxEntries int
+	// MaxMetadata bounds the bytes of names, link targets and xattrs of all
+	// entries, which are held in memory. Default 128 MiB, half a layer record.
+	MaxMetadata int64
+}
+
+func (l Limits) withDefaults() Limits {
+	if l.MaxBytes == 0 {
+		l.MaxBytes = 256 << 30
+	}
+	if l.MaxRatio == 0 {
+		l.MaxRatio = 2000
+	}
+	if l.RatioFloor == 0 {
+		l.RatioFloor = 16 << 30
+	}
+	if l.MaxEntries == 0 {
+		l.MaxEntries = image.MaxEntries
+	}
+	if l.MaxMetadata == 0 {
+		l.MaxMetadata = image.MaxLayerRecord / 2
+	}
+	return l
+}
+
+// Read reads the layer d from r, puts the chunks of its files into p and
+// returns its record. Memory does not grow with the layer or its files, only
+// with the number of entries. Decompression runs beside splitting and hashing.
+// On an error the chunks already put are harmless: they are named by content.
+// An error is the layer's or r's fault unless it is a *StoreError or ctx's.
+func Read(ctx context.Context, r io.Reader, d Descriptor, p store.Putter, cfg Config) (*image.LayerRecord, error) {
+	if !chunk.ValidSize(int64(cfg.ChunkSize)) {
+		return nil, fmt.Errorf("read layer %s: chunk size %d is not valid", d.Digest, cfg.ChunkSize)
+	}
+	limits := cfg.Limits.withDefaults()
+	src := newSource(r, d, cfg.Progress)
+	rec, err := read(ctx, src, p, cfg.ChunkSize, limits)
+	if !errors.As(err, new(*StoreError)) && ctx.Err() == nil {
+		// Damaged bytes show first as a bad gzip or tar. When the layer is not the
+		// one it should be, that is the better message.
+		if verr := src.verify(); verr != nil {
+			err = verr
+		}
+	}
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read layer %s: %w", d.Digest, err)
+	}
+	rec.Layer, rec.Size = d.Digest, d.Size
+	return rec, nil
+}
+
+func read(ctx context.Context, src *source, p store.Putter, chunkSize uint32, limits Limits) (*image.LayerRecord, error) {
+	plain, err := newPlain(src, limits)
+	if err != nil {
+		return nil, err
+	}
+	defer plain.Close()
+	u := &unpacker{putter: p, chunkSize: int64(chunkSize), limits: limits, buf: make([]byte, chunkSize)}
+
+	g, gctx := errgroup.WithContext(ctx)
+	ahead := newReadAhead(gctx.Done())
+	g.Go(func() error {
+		ahead.fill(plain)
+		return nil // the reading side gets the error where it belongs in the stream
+	})
+	g.Go(func() error { return u.run(gctx, ahead) })
+	if err = g.Wait(); err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, err
+	}
+	return &image.LayerRecord{ChunkSize: chunkSize, DiffID: plain.digest(), PlainSize: plain.n, Entries: u.entries}, nil
+}

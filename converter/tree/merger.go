@@ -1,0 +1,295 @@
+// Package tree merges the layers of an OCI image into one file tree, gives
+// trees a digest, reads them from folders and exports them as tar. It exists so
+// that every rule of layer application stands in one place that touches no file
+// system: a hostile layer has nothing to escape to.
+package tree
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"quarry/rafs"
+	"quarry/store/chunk"
+	"quarry/store/image"
+)
+
+// Config configures a Merger.
+type Config struct {
+	ChunkSize uint32        // S of the entries' chunks; 0 means chunk.DefaultSize
+	Limits    Limits        // zero fields mean the defaults
+	Warn      func(Warning) // called for what is left out of the tree; nil ignores it
+}
+
+// Limits bound what one image can cost. Each is far above real images.
+type Limits struct {
+	// Names is how many names all layers together may create, implied
+	// directories included. A name costs about 300 bytes until the image is
+	// encoded.
+	Names int
+	// Depth is how many components a path may have after its symlinks are
+	// resolved.
+	Depth int
+	// PathBytes is the summed length of the paths of all names created. Names
+	// and Depth alone would allow few bytes of tar to make paths of terabytes.
+	PathBytes int64
+	// LinkSteps is how many path components all layers together may walk after
+	// a symlink. A 4 KiB target stands for 2 000 steps, 255 times in one path,
+	// in every entry of a layer; real images take a step or two in some entries.
+	LinkSteps int64
+}
+
+// Defaults of Limits.
+const (
+	DefaultNames     = 10 << 20
+	DefaultDepth     = rafs.MaxDepth - 1
+	DefaultPathBytes = 4 << 30
+	DefaultLinkSteps = 64 << 20
+)
+
+// Warning says that something an entry carries is not in the tree.
+type Warning struct {
+	Layer  int    // counted from 1, the lowest
+	Name   string // of the entry, raw bytes
+	Xattr  string // the attribute left out
+	Reason string
+}
+
+// String returns the warning as one line of text.
+func (w Warning) String() string {
+	return fmt.Sprintf("layer %d: entry %q: xattr %q left out: %s", w.Layer, w.Name, w.Xattr, w.Reason)
+}
+
+// file is an inode while layers are being merged. Names that are hard links
+// share one file.
+type file struct {
+	rafs.Inode                  // its Entries are filled in by Tree
+	children   map[string]*file // directories only, never nil for them
+	layer      int              // that made it
+	pathLen    int              // directories: length of the path, for Limits.PathBytes
+}
+
+// Merger applies layers one upon the other. It is not safe for concurrent use.
+type Merger struct {
+	cfg   Config
+	root  *file
+	layer int   // being applied, counted from 1
+	err   error // of the first Apply that failed
+	done  bool  // the tree was taken
+
+	plnk      map[string]*file // AUFS link sources of the layer being applied
+	names     int              // used up of Limits
+	pathBytes int64
+	linkSteps int64
+
+	walker walker // scratch space
+}
+
+// NewMerger returns a Merger that holds an empty root directory. It panics on
+// a chunk size that no store can have.
+func NewMerger(cfg Config) *Merger {
+	cfg.ChunkSize = cmp.Or(cfg.ChunkSize, chunk.DefaultSize)
+	if !chunk.ValidSize(int64(cfg.ChunkSize)) {
+		panic(fmt.Sprintf("tree: chunk size %d", cfg.ChunkSize))
+	}
+	cfg.Limits.Names = cmp.Or(cfg.Limits.Names, DefaultNames)
+	cfg.Limits.Depth = cmp.Or(cfg.Limits.Depth, DefaultDepth)
+	cfg.Limits.PathBytes = cmp.Or(cfg.Limits.PathBytes, DefaultPathBytes)
+	cfg.Limits.LinkSteps = cmp.Or(cfg.Limits.LinkSteps, DefaultLinkSteps)
+	if cfg.Warn == nil {
+		cfg.Warn = func(Warning) {}
+	}
+	return &Merger{cfg: cfg, root: impliedDir(0)}
+}
+
+// impliedDir returns a directory that no entry describes. Its attributes are
+// constants, so that the same image has the same tree on every machine.
+func impliedDir(layer int) *file {
+	return &file{
+		Inode:    rafs.Inode{Mode: rafs.ModeDir | 0o755},
+		children: map[string]*file{},
+		layer:    layer,
+	}
+}
+
+// Apply applies one layer, given as its entries in tar order, on top of those
+// applied before. It keeps references to the entries' targets, xattrs and
+// chunks but not to the slice. An error names the entry; after one the Merger
+// is of no further use, since the layer is half applied.
+func (m *Merger) Apply(entries []image.Entry) error {
+	if m.done {
+		return errors.New("apply layer: the tree was taken already")
+	}
+	if m.err != nil {
+		return m.err
+	}
+	m.layer++
+	m.err = m.apply(entries)
+	return m.err
+}
+
+// apply removes first and adds then: a marker hides only what lower layers
+// hold, wherever in the tar it stands.
+func (m *Merger) apply(entries []image.Entry) error {
+	m.plnk = map[string]*file{}
+	if err := m.applyMarkers(entries); err != nil {
+		return err
+	}
+	for i := range entries {
+		if err := m.applyEntry(&entries[i]); err != nil {
+			return m.entryError(&entries[i], err)
+		}
+	}
+	return nil
+}
+
+func (m *Merger) entryError(e *image.Entry, err error) error {
+	return fmt.Errorf("layer %d: entry %q: %w", m.layer, e.Name, err)
+}
+
+func (m *Merger) applyEntry(e *image.Entry) error {
+	name, err := cleanName(e.Name)
+	if err != nil {
+		return err
+	}
+	kind, err := classify(name)
+	if err != nil || kind != ordinary {
+		return err
+	}
+	if name == "" {
+		return m.applyRoot(e)
+	}
+	parent, base := splitName(name)
+	dir, depth, err := m.makeParents(parent)
+	if err != nil {
+		return err
+	}
+	if depth+1 > m.cfg.Limits.Depth {
+		return m.depthError()
+	}
+	if e.Type == image.TypeLink {
+		return m.applyLink(e, dir, base)
+	}
+	f, err := m.newFile(e)
+	if err != nil {
+		return err
+	}
+	old := dir.children[base]
+	if old != nil && old.IsDir() && f.IsDir() {
+		old.Inode, old.layer = f.Inode, f.layer
+		return nil
+	}
+	return m.put(dir, base, f)
+}
+
+// applyRoot sets the attributes of the root.
+func (m *Merger) applyRoot(e *image.Entry) error {
+	if e.Type != image.TypeDir {
+		return errors.New("the name is empty or the root, and the entry is not a directory")
+	}
+	f, err := m.newFile(e)
+	if err != nil {
+		return err
+	}
+	m.root.Inode = f.Inode
+	return nil
+}
+
+// applyLink makes base in dir another name of the file that e links to. The
+// entry's own mode, ids and times are not taken: they can only repeat the
+// file's. Its xattrs are set on the file one by one, as setxattr(2) does.
+func (m *Merger) applyLink(e *image.Entry, dir *file, base string) error {
+	f, err := m.linkTarget(e.Link)
+	if err != nil {
+		return fmt.Errorf("hard link to %q: %w", e.Link, err)
+	}
+	add, err := m.xattrs(e, f.Type())
+	if err != nil {
+		return err
+	}
+	if f.Xattrs, err = mergeXattrs(f.Xattrs, add); err != nil {
+		return err
+	}
+	if dir.children[base] == f {
+		return nil // GNU tar writes a file given twice as a link to itself
+	}
+	return m.put(dir, base, f)
+}
+
+func (m *Merger) linkTarget(link string) (*file, error) {
+	name, err := cleanName(link)
+	if err != nil {
+		return nil, err
+	}
+	if strings.HasPrefix(name, plnkPrefix) {
+		if f := m.plnk[name]; f != nil {
+			return f, nil
+		}
+		return nil, errors.New("the layer has no such file")
+	}
+	parent, base := splitName(name)
+	p, err := m.walk(parent)
+	if err != nil {
+		return nil, err
+	}
+	f := p.dir.children[base]
+	switch {
+	case base == "" || f != nil && len(p.missing) == 0 && f.IsDir():
+		return nil, errors.New("it is a directory")
+	case f == nil || len(p.missing) > 0:
+		return nil, errors.New("no such file in this layer or below")
+	}
+	return f, nil
+}
+
+// put gives f the name base in dir, in place of what had it before.
+func (m *Merger) put(dir *file, base string, f *file) error {
+	if err := checkComponent(base); err != nil {
+		return err
+	}
+	pathLen := dir.pathLen + 1 + len(base)
+	if f.IsDir() {
+		f.pathLen = pathLen
+	}
+	if dir.children[base] == nil {
+		m.names++
+		m.pathBytes += int64(pathLen)
+	}
+	l := &m.cfg.Limits
+	if m.names > l.Names {
+		return fmt.Errorf("the image makes more than %d names", l.Names)
+	}
+	if m.pathBytes > l.PathBytes {
+		return fmt.Errorf("the image's paths are longer than %d bytes together", l.PathBytes)
+	}
+	dir.children[strings.Clone(base)] = f // base is part of a path, which can be long
+	return nil
+}
+
+// Tree returns the merged tree and ends the Merger. It panics after a failed
+// Apply, whose tree would be wrong.
+func (m *Merger) Tree() *rafs.Tree {
+	if m.err != nil {
+		panic("tree: Tree after a failed Apply")
+	}
+	m.done = true
+	dirs := []*file{m.root}
+	for len(dirs) > 0 {
+		d := dirs[len(dirs)-1]
+		dirs = dirs[:len(dirs)-1]
+		if len(d.children) > 0 {
+			d.Entries = make([]rafs.Dirent, 0, len(d.children))
+		}
+		for name, f := range d.children {
+			d.Entries = append(d.Entries, rafs.Dirent{Name: name, Inode: &f.Inode})
+			if f.IsDir() {
+				dirs = append(dirs, f)
+			}
+		}
+		slices.SortFunc(d.Entries, func(a, b rafs.Dirent) int { return strings.Compare(a.Name, b.Name) })
+		d.children = nil
+	}
+	return &rafs.Tree{ChunkSize: m.cfg.ChunkSize, Root: &m.root.Inode}
+}
