@@ -1,0 +1,251 @@
+// Package apitest makes a small real store behind the HTTP handler, for the
+// tests of the handler, of its client, and of whoever reads over the network.
+package apitest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"quarry/api"
+	"quarry/chunkindex"
+	"quarry/rafs"
+	"quarry/signer"
+	"quarry/store"
+	"quarry/store/bucket/mem"
+	"quarry/store/catalog"
+	"quarry/store/chunk"
+	"quarry/store/image"
+	"quarry/store/pack"
+	"quarry/store/packed"
+)
+
+// ChunkSize is S of the images made here: small, so that they have many chunks.
+const ChunkSize = chunk.MinSize
+
+// World is a store with a catalog, and a key to sign what is put in it.
+type World struct {
+	Bucket  *mem.Bucket
+	Catalog *catalog.Catalog
+	Chunks  *packed.Store
+	Key     *signer.Key
+	index   *chunkindex.Index
+}
+
+// New returns an empty world.
+func New(t testing.TB) *World {
+	t.Helper()
+	b := mem.New()
+	c, err := catalog.Open(t.Context(), catalog.Config{Journal: b})
+	if err != nil {
+		t.Fatal(err)
+	}
+	index, err := chunkindex.Open(chunkindex.Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := index.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	chunks, err := packed.Open(t.Context(), packed.Config{
+		Bucket: b, Catalog: c, Index: index, TmpDir: t.TempDir(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := signer.Generate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &World{Bucket: b, Catalog: c, Chunks: chunks, Key: key, index: index}
+}
+
+// Serve starts a server of the world on a loopback port. change, when not nil,
+// edits the configuration first.
+func (w *World) Serve(t testing.TB, change func(*api.Config)) (*httptest.Server, *api.Handler) {
+	t.Helper()
+	cfg := api.Config{Chunks: w.Chunks, Names: w.Catalog, Bucket: w.Bucket}
+	if change != nil {
+		change(&cfg)
+	}
+	h := api.NewHandler(cfg)
+	srv := httptest.NewUnstartedServer(h)
+	srv.Config = api.NewServer(h)
+	srv.Start()
+	t.Cleanup(srv.Close)
+	return srv, h
+}
+
+// PutChunk stores one chunk.
+func (w *World) PutChunk(t testing.TB, p []byte) chunk.Digest {
+	t.Helper()
+	var d chunk.Digest
+	err := w.Chunks.Write(t.Context(), func(ctx context.Context, to store.Putter) (err error) {
+		d, err = to.Put(ctx, p)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Damage flips a bit of the stored copy of a chunk.
+func (w *World) Damage(t testing.TB, d chunk.Digest) {
+	t.Helper()
+	locs, ok, err := w.index.LookupBatch(t.Context(), []chunk.Digest{d})
+	if err != nil || !ok[0] {
+		t.Fatalf("chunk %s to damage: found %v, error %v", d, ok, err)
+	}
+	key := pack.Key(locs[0].Pack)
+	obj, err := w.Bucket.Stat(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := make([]byte, obj.Size)
+	if err := w.Bucket.ReadAt(t.Context(), key, p, 0); err != nil {
+		t.Fatal(err)
+	}
+	p[locs[0].Off] ^= 1
+	w.PutObject(t, key, p)
+}
+
+// PutObject stores an object of the bucket.
+func (w *World) PutObject(t testing.TB, key string, body []byte) {
+	t.Helper()
+	if err := w.Bucket.Put(t.Context(), key, bytes.NewReader(body), int64(len(body))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Image is what Publish stored.
+type Image struct {
+	Ref       image.Ref
+	Source    chunk.Digest
+	Platform  image.Platform
+	Config    []byte
+	Bootstrap []byte
+	Blob      *rafs.Blob
+	Data      []byte // the packed chunks: the virtual blob without its tail
+}
+
+// Publish stores a signed image of the given number of files under a name. Equal
+// seeds make equal files.
+func (w *World) Publish(t testing.TB, name string, files int, seed uint64) *Image {
+	t.Helper()
+	img := &Image{Platform: image.HostPlatform(), Config: fmt.Appendf(nil, `{"seed":%d}`, seed)}
+	img.Source = chunk.Sum(fmt.Appendf(nil, "source %s %d", name, seed))
+	var err error
+	if img.Ref, err = image.ParseName(name); err != nil {
+		t.Fatal(err)
+	}
+	root := &rafs.Inode{Mode: rafs.ModeDir | 0o755}
+	err = w.Chunks.Write(t.Context(), func(ctx context.Context, to store.Putter) error {
+		return putFiles(ctx, to, root, files, seed)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if img.Bootstrap, err = rafs.Encode(&rafs.Tree{ChunkSize: ChunkSize, Root: root}); err != nil {
+		t.Fatal(err)
+	}
+	decoded, err := rafs.Decode(img.Bootstrap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img.Blob = decoded.Blob
+	for _, c := range img.Blob.Chunks {
+		p, err := w.Chunks.Get(t.Context(), c.Digest, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		img.Data = append(img.Data, p...)
+	}
+	d := chunk.Sum(img.Bootstrap)
+	w.PutObject(t, image.BootstrapKey(d), img.Bootstrap)
+	w.PutObject(t, image.ConfigKey(chunk.Sum(img.Config)), img.Config)
+	w.PutObject(t, image.BlobKey(img.Blob.ID), []byte(d.String()))
+	w.PutStatement(t, img, true)
+	w.SetName(t, img)
+	return img
+}
+
+// putFiles stores files of pseudo-random and of repetitive content, with lengths
+// around the chunk size, and enters them in dir.
+func putFiles(ctx context.Context, to store.Putter, dir *rafs.Inode, files int, seed uint64) error {
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	for i := range files {
+		content := make([]byte, 1+rnd.IntN(3*ChunkSize))
+		if i%3 == 0 {
+			content = bytes.Repeat(fmt.Appendf(nil, "%d %d ", seed, i), 1+rnd.IntN(ChunkSize/4))
+		} else {
+			for j := range content {
+				content[j] = byte(rnd.Uint32())
+			}
+		}
+		f := &rafs.Inode{Mode: rafs.ModeRegular | 0o644, Size: int64(len(content))}
+		for off := 0; off < len(content); off += ChunkSize {
+			d, err := to.Put(ctx, content[off:min(off+ChunkSize, len(content))])
+			if err != nil {
+				return err
+			}
+			f.Chunks = append(f.Chunks, d)
+		}
+		dir.Entries = append(dir.Entries, rafs.Dirent{Name: fmt.Sprintf("file%05d", i), Inode: f})
+	}
+	return nil
+}
+
+// PutStatement stores the image statement of img, signed or not.
+func (w *World) PutStatement(t testing.TB, img *Image, signed bool) {
+	t.Helper()
+	payload, err := image.EncodeStatement(image.Statement{
+		Source: img.Source, Platform: img.Platform, Config: chunk.Sum(img.Config),
+		Bootstrap: chunk.Sum(img.Bootstrap), BootstrapSize: int64(len(img.Bootstrap)), Blob: &img.Blob.ID,
+		Tree: chunk.Sum(img.Data), ChunkSize: ChunkSize, Converter: "apitest",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.PutObject(t, image.StatementKey(img.Source, img.Platform), payload)
+	if !signed {
+		return
+	}
+	sig, err := signer.Sign(w.Key, image.StatementType, payload).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.PutObject(t, image.SigKey(img.Source, img.Platform, w.Key.Public().ID()), sig)
+}
+
+// SetName moves the name of img to its source.
+func (w *World) SetName(t testing.TB, img *Image) {
+	t.Helper()
+	old, _ := w.Catalog.Name(img.Ref.Repo, img.Ref.Tag)
+	serial := old.Serial + 1
+	payload, err := image.EncodeNameStatement(image.NameStatement{
+		Repo: img.Ref.Repo, Tag: img.Ref.Tag, Source: img.Source, Serial: serial, Issued: time.Unix(1e9, 0).UTC(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	env, err := signer.Envelope{
+		PayloadType: image.NameStatementType, Payload: payload,
+		Signatures: []signer.Signature{signer.Sign(w.Key, image.NameStatementType, payload)},
+	}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = w.Catalog.SetName(t.Context(), catalog.Name{
+		Repo: img.Ref.Repo, Tag: img.Ref.Tag, Source: img.Source, Serial: serial, Statement: env,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

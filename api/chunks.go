@@ -1,0 +1,205 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"time"
+
+	"quarry/store"
+	"quarry/store/chunk"
+	"quarry/store/packed"
+)
+
+// maxBatchBody bounds a batchGet request: MaxBatch digests of 71 characters in
+// quotes, a comma and some space each.
+const maxBatchBody = MaxBatch*96 + 1024
+
+func (h *Handler) serveChunk(ctx context.Context, w *response, r *http.Request, d chunk.Digest) error {
+	leave, err := h.reads.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	p, err := h.cfg.Chunks.Get(ctx, d, nil)
+	if err != nil {
+		return err
+	}
+	if immutable(w, r, `"`+d.String()+`"`) {
+		return nil
+	}
+	w.Header().Set("Content-Type", TypeBytes)
+	return writeBytes(w, p)
+}
+
+// serveBatch answers in frames, each sent as soon as its chunk is read. Once
+// the first frame is out, errors of chunks are frames; a batch that cannot go
+// on gives its unanswered digests error frames and ends properly.
+func (h *Handler) serveBatch(ctx context.Context, w *response, r *http.Request) error {
+	ds, err := readDigests(w, r)
+	if err != nil {
+		return err
+	}
+	leave, err := h.reads.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	w.Header().Set("Content-Type", TypeFrames)
+	w.Header().Set("Cache-Control", "no-store")
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stalled := time.AfterFunc(h.cfg.ChunkTimeout, func() { cancel(errStalled) })
+	defer stalled.Stop()
+	b := &batch{h: h, stalled: stalled, w: w, fw: NewFrameWriter(w), open: make(map[chunk.Digest]bool, len(ds))}
+	unique := ds[:0]
+	for _, d := range ds {
+		if !b.open[d] {
+			b.open[d] = true
+			unique = append(unique, d)
+		}
+	}
+	return b.run(ctx, unique)
+}
+
+// errStalled ends a batch whose store gives no chunk any more.
+var errStalled = errors.New("the store gave no chunk in time")
+
+// batch is one batchGet being answered. StoredBatch calls back one at a time, so
+// nothing here needs a lock.
+type batch struct {
+	h        *Handler
+	stalled  *time.Timer // fires when the store is silent; stopped while the client is written to
+	w        *response
+	fw       *FrameWriter
+	open     map[chunk.Digest]bool // no answer yet
+	writeErr error                 // the client is gone
+}
+
+// run asks the store and makes sure that every digest is answered.
+func (b *batch) run(ctx context.Context, ds []chunk.Digest) error {
+	err := b.h.cfg.Chunks.StoredBatch(ctx, ds, b.answer)
+	switch {
+	case b.writeErr != nil:
+		return b.writeErr
+	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), errStalled):
+		return ctx.Err()
+	case ctx.Err() != nil:
+		err = errStalled
+	case err == nil && len(b.open) > 0:
+		err = errors.New("the store left chunks of the batch out")
+	}
+	if err != nil {
+		b.h.log.ErrorContext(ctx, "batch read stopped", "unanswered", len(b.open), "error", err)
+	}
+	for _, d := range ds {
+		if b.open[d] {
+			b.write(Frame{Digest: d, Status: StatusError, Reason: err.Error()})
+		}
+	}
+	if b.writeErr != nil {
+		return b.writeErr
+	}
+	return b.fw.Close()
+}
+
+// answer writes the frame of one chunk.
+func (b *batch) answer(d chunk.Digest, s packed.Stored, err error) error {
+	b.stalled.Stop()
+	defer b.stalled.Reset(b.h.cfg.ChunkTimeout)
+	if !b.open[d] {
+		return fmt.Errorf("store answered chunk %s twice or unasked", d)
+	}
+	if err != nil {
+		return b.write(Frame{Digest: d, Status: statusOf(err), Reason: err.Error()})
+	}
+	return b.write(Frame{
+		Digest: d, Status: StatusOK, Codec: s.Codec, Len: s.Len, CRC: s.CRC, Stored: s.Bytes,
+	})
+}
+
+// write sends one frame at once: the next chunk may be slow. After a client is
+// gone it does nothing.
+func (b *batch) write(f Frame) error {
+	if b.writeErr != nil {
+		return b.writeErr
+	}
+	delete(b.open, f.Digest)
+	b.h.metrics.frame(f.Status)
+	if b.writeErr = b.fw.Write(f); b.writeErr == nil {
+		b.writeErr = b.w.flush()
+	}
+	return b.writeErr
+}
+
+func statusOf(err error) Status {
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return StatusNotFound
+	case asCorrupt(err):
+		return StatusCorrupt
+	}
+	return StatusError
+}
+
+// readDigests reads the request body of batchGet in either form.
+func readDigests(w *response, r *http.Request) ([]chunk.Digest, error) {
+	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil {
+		return nil, fmt.Errorf("%w: Content-Type: %w", ErrBadRequest, err)
+	}
+	body, err := readBody(w, r, maxBatchBody)
+	if err != nil {
+		return nil, err
+	}
+	var ds []chunk.Digest
+	switch kind {
+	case TypeJSON:
+		ds, err = digestsFromJSON(body)
+	case TypeDigests:
+		ds, err = digestsFromBinary(body)
+	default:
+		err = fmt.Errorf("%w: Content-Type %q, want %s or %s", ErrBadRequest, kind, TypeDigests, TypeJSON)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(ds) == 0 {
+		return nil, fmt.Errorf("%w: no digests", ErrBadRequest)
+	}
+	if len(ds) > MaxBatch {
+		return nil, fmt.Errorf("%w: %d, at most %d are allowed", ErrTooManyDigests, len(ds), MaxBatch)
+	}
+	return ds, nil
+}
+
+func digestsFromJSON(body []byte) ([]chunk.Digest, error) {
+	var req batchRequest
+	if err := strictJSON(body, &req); err != nil {
+		return nil, fmt.Errorf("%w: request body: %w", ErrBadRequest, err)
+	}
+	return req.Digests, nil
+}
+
+func digestsFromBinary(body []byte) ([]chunk.Digest, error) {
+	const size = len(chunk.Digest{})
+	if len(body)%size != 0 {
+		return nil, fmt.Errorf("%w: request body of %d bytes is no list of %d-byte digests", ErrBadRequest, len(body), size)
+	}
+	ds := make([]chunk.Digest, len(body)/size)
+	for i := range ds {
+		copy(ds[i][:], body[i*size:])
+	}
+	return ds, nil
+}
+
+// EncodeDigests returns the binary request body of batchGet.
+func EncodeDigests(ds []chunk.Digest) []byte {
+	body := make([]byte, 0, len(ds)*len(chunk.Digest{}))
+	for _, d := range ds {
+		body = append(body, d[:]...)
+	}
+	return body
+}

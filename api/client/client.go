@@ -1,0 +1,362 @@
+// Package client speaks quarry's HTTP contract from the other side. It is a
+// store.BatchGetter, so that a worker across the network and one beside the
+// store differ in one constructor, and it trusts nothing it receives: chunks,
+// bootstraps and configs are verified against the digest asked for, every
+// length is bounded before memory is taken.
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"quarry/api"
+)
+
+// ErrSilent says that the server sent nothing for the idle timeout.
+var ErrSilent = errors.New("server is silent")
+
+const (
+	// maxRetryAfter bounds how long a server can make this client wait between
+	// two attempts.
+	maxRetryAfter = 10 * time.Second
+	// maxBackoff bounds the wait that doubles with each attempt.
+	maxBackoff = 2 * time.Second
+	// maxErrorBody bounds an error document: a thousand tags of 128 bytes and a
+	// message that names ten of them.
+	maxErrorBody = 256 << 10
+	// maxConns bounds the connections to the server, idle ones included.
+	maxConns = 64
+)
+
+// Config says which server a Client talks to, and how patiently. Proxies of the
+// environment are not used: a store is reached directly.
+type Config struct {
+	URL    string // http://HOST:PORT or https://…, or "" with Socket
+	Socket string // path of a unix socket
+
+	// Dial replaces net.Dialer's, for tests and for networks of one's own.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	IdleTimeout time.Duration // an attempt that receives no byte for so long has failed; 0 = 30 s
+	Attempts    int           // of one call in all; 0 = 4
+	Backoff     time.Duration // before the second attempt, doubling, with jitter; 0 = 100 ms
+}
+
+// Client is a client of one server. Safe for concurrent use.
+type Client struct {
+	cfg  Config
+	base string
+	http *http.Client
+
+	requests, retries, in, out atomic.Uint64
+}
+
+// Stats counts what a Client has done since it was made. The bytes are those of
+// its connections: headers, bodies and, with https, TLS.
+type Stats struct {
+	Requests uint64 // attempts of calls
+	Retries  uint64 // those that repeat an earlier one
+	BytesIn  uint64
+	BytesOut uint64
+}
+
+// New returns a client. It connects at the first call.
+func New(cfg Config) (*Client, error) {
+	base, err := baseURL(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = (&net.Dialer{Timeout: 10 * time.Second}).DialContext
+	}
+	if cfg.IdleTimeout == 0 {
+		cfg.IdleTimeout = 30 * time.Second
+	}
+	if cfg.Attempts == 0 {
+		cfg.Attempts = 4
+	}
+	if cfg.Backoff == 0 {
+		cfg.Backoff = 100 * time.Millisecond
+	}
+	c := &Client{cfg: cfg, base: base}
+	c.http = &http.Client{
+		Transport: &http.Transport{
+			DialContext:            c.dial,
+			DisableCompression:     true, // bootstraps ask for zstd themselves, chunks are compressed already
+			MaxConnsPerHost:        maxConns,
+			MaxIdleConnsPerHost:    maxConns,
+			IdleConnTimeout:        time.Minute, // less than the server's, so that it is rarely closed under a request
+			MaxResponseHeaderBytes: 64 << 10,
+			TLSHandshakeTimeout:    10 * time.Second,
+		},
+		// The contract has no redirects: following one would send requests to
+		// whomever a lying server names.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return c, nil
+}
+
+func baseURL(cfg Config) (string, error) {
+	if cfg.Socket != "" {
+		if cfg.URL != "" {
+			return "", fmt.Errorf("store has both a URL %s and a socket %s, want one", cfg.URL, cfg.Socket)
+		}
+		return "http://quarry", nil // the host is never looked up: dial goes to the socket
+	}
+	u, err := url.Parse(cfg.URL)
+	if err != nil {
+		return "", fmt.Errorf("store URL: %w", err)
+	}
+	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		return "", fmt.Errorf("store URL %q: want http://HOST:PORT or https://HOST:PORT", cfg.URL)
+	}
+	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+		return "", fmt.Errorf("store URL %q: want a scheme, a host and a port, nothing else", cfg.URL)
+	}
+	return u.Scheme + "://" + u.Host, nil
+}
+
+func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	if c.cfg.Socket != "" {
+		network, addr = "unix", c.cfg.Socket
+	}
+	conn, err := c.cfg.Dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &countedConn{Conn: conn, c: c}, nil
+}
+
+// countedConn counts the bytes of a connection.
+type countedConn struct {
+	net.Conn
+	c *Client
+}
+
+func (n *countedConn) Read(p []byte) (int, error) {
+	k, err := n.Conn.Read(p)
+	n.c.in.Add(uint64(k))
+	return k, err
+}
+
+func (n *countedConn) Write(p []byte) (int, error) {
+	k, err := n.Conn.Write(p)
+	n.c.out.Add(uint64(k))
+	return k, err
+}
+
+// Stats returns the counters.
+func (c *Client) Stats() Stats {
+	return Stats{
+		Requests: c.requests.Load(), Retries: c.retries.Load(),
+		BytesIn: c.in.Load(), BytesOut: c.out.Load(),
+	}
+}
+
+// Close closes the idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// request is one call of the contract.
+type request struct {
+	method, path string
+	body         []byte
+	contentType  string
+	accept       string // Accept-Encoding
+	once         bool   // not idempotent: never send it twice
+}
+
+// stop marks an error that another attempt cannot mend.
+type stop struct{ err error }
+
+func (s *stop) Error() string { return s.err.Error() }
+func (s *stop) Unwrap() error { return s.err }
+
+// call sends a request until handle has taken its 200 answer without an error,
+// an error says that asking again is useless, or the attempts are used up.
+func (c *Client) call(ctx context.Context, rq request, handle func(*http.Response) error) error {
+	for n := 1; ; n++ {
+		err := c.attempt(ctx, rq, handle)
+		var s *stop
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &s):
+			return s.err
+		case ctx.Err() != nil:
+			return fmt.Errorf("%s %s: %w", rq.method, rq.path, ctx.Err())
+		case rq.once || n >= c.cfg.Attempts || !retryable(err):
+			return err
+		}
+		if werr := c.pause(ctx, n, err); werr != nil {
+			return werr
+		}
+	}
+}
+
+// pause waits before attempt n+1.
+func (c *Client) pause(ctx context.Context, n int, err error) error {
+	c.retries.Add(1)
+	wait := min(c.cfg.Backoff<<min(n-1, 10), maxBackoff)
+	wait = wait/2 + rand.N(wait/2+1)
+	var e *api.Error
+	if errors.As(err, &e) {
+		wait = max(wait, min(e.RetryAfter, maxRetryAfter))
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w (waiting to try again after: %w)", ctx.Err(), err)
+	}
+}
+
+// retryable: the server says so itself; what broke on the way is worth a try.
+func retryable(err error) bool {
+	var e *api.Error
+	if errors.As(err, &e) {
+		return e.Retryable && e.Status != http.StatusAccepted
+	}
+	return true
+}
+
+// attempt sends a request once. The timer runs only while this side waits for
+// the server, so that a slow caller is not taken for a silent server.
+func (c *Client) attempt(ctx context.Context, rq request, handle func(*http.Response) error) error {
+	c.requests.Add(1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	idle := time.AfterFunc(c.cfg.IdleTimeout, func() { cancel(ErrSilent) })
+	defer idle.Stop()
+
+	hr, err := http.NewRequestWithContext(ctx, rq.method, c.base+rq.path, bytes.NewReader(rq.body))
+	if err != nil {
+		return &stop{fmt.Errorf("%s %s: %w", rq.method, rq.path, err)}
+	}
+	hr.Header.Set("User-Agent", "quarry")
+	if rq.contentType != "" {
+		hr.Header.Set("Content-Type", rq.contentType)
+	}
+	if rq.accept != "" {
+		hr.Header.Set("Accept-Encoding", rq.accept)
+	}
+	resp, err := c.http.Do(hr)
+	idle.Stop()
+	if err != nil {
+		return c.explain(ctx, rq, err)
+	}
+	defer resp.Body.Close()
+	resp.Body = &idleBody{ReadCloser: resp.Body, timer: idle, timeout: c.cfg.IdleTimeout}
+	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusNoContent {
+		err = responseError(rq, resp)
+	} else {
+		err = handle(resp)
+	}
+	return c.explain(ctx, rq, err)
+}
+
+// explain puts the silence of the server in the place of the cancellation that
+// it caused.
+func (c *Client) explain(ctx context.Context, rq request, err error) error {
+	if err != nil && errors.Is(context.Cause(ctx), ErrSilent) {
+		return fmt.Errorf("%s %s: %w: no byte for %s", rq.method, rq.path, ErrSilent, c.cfg.IdleTimeout)
+	}
+	return err
+}
+
+// idleBody runs the idle timer while a read waits.
+type idleBody struct {
+	io.ReadCloser
+	timer   *time.Timer
+	timeout time.Duration
+}
+
+func (b *idleBody) Read(p []byte) (int, error) {
+	b.timer.Reset(b.timeout)
+	defer b.timer.Stop()
+	return b.ReadCloser.Read(p)
+}
+
+// responseError makes an *api.Error of an answer that is not 200.
+func responseError(rq request, resp *http.Response) error {
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	if err != nil {
+		return fmt.Errorf("%s %s: read answer of status %d: %w", rq.method, rq.path, resp.StatusCode, err)
+	}
+	e := decodeError(resp.StatusCode, text)
+	if e == nil {
+		e = &api.Error{
+			Code:      "http_" + strconv.Itoa(resp.StatusCode),
+			Message:   fmt.Sprintf("%s %s: status %s with no error document: is this a quarry server?", rq.method, rq.path, resp.Status),
+			Retryable: resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests,
+			Blame:     api.BlameInfra,
+			RequestID: resp.Header.Get(api.HeaderRequestID),
+		}
+	}
+	e.Status = resp.StatusCode
+	if sec, err := strconv.ParseUint(resp.Header.Get("Retry-After"), 10, 31); err == nil {
+		e.RetryAfter = time.Duration(sec) * time.Second
+	}
+	return e
+}
+
+// decodeError reads an error document, or the state of an image that is not
+// ready; nil when the text is neither.
+func decodeError(status int, text []byte) *api.Error {
+	if status == http.StatusAccepted {
+		var img api.Image
+		if json.Unmarshal(text, &img) != nil || img.Status == "" {
+			return nil
+		}
+		return &api.Error{Code: img.Status, Message: "image is " + img.Status + ", ask again later", Retryable: true, Blame: api.BlameInfra}
+	}
+	var doc struct {
+		Error *api.Error `json:"error"`
+	}
+	if json.Unmarshal(text, &doc) != nil || doc.Error == nil || doc.Error.Code == "" {
+		return nil
+	}
+	return doc.Error
+}
+
+// getJSON calls a route that answers with one JSON document.
+func (c *Client) getJSON(ctx context.Context, rq request, v any) error {
+	return c.call(ctx, rq, func(resp *http.Response) error {
+		text, err := readAll(resp, api.MaxJSON)
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(text, v); err != nil {
+			return fmt.Errorf("%s %s: decode answer: %w", rq.method, rq.path, err)
+		}
+		return nil
+	})
+}
+
+// readAll reads an answer of at most limit bytes; memory grows with what comes.
+func readAll(resp *http.Response, limit int64) ([]byte, error) {
+	if resp.ContentLength > limit {
+		return nil, &stop{fmt.Errorf("%s: answer of %d bytes, at most %d are allowed", resp.Request.URL.Path, resp.ContentLength, limit)}
+	}
+	p, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s: read answer: %w", resp.Request.URL.Path, err)
+	}
+	if int64(len(p)) > limit {
+		return nil, &stop{fmt.Errorf("%s: answer of more than %d bytes", resp.Request.URL.Path, limit)}
+	}
+	return p, nil
+}

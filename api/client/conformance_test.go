@@ -1,0 +1,56 @@
+package client_test
+
+import (
+	"context"
+	"net/http/httptest"
+	"testing"
+
+	"quarry/api"
+	"quarry/api/apitest"
+	"quarry/api/client"
+	"quarry/store/chunk"
+	"quarry/store/mem"
+	"quarry/store/pack"
+	"quarry/store/packed"
+	"quarry/store/storetest"
+)
+
+func TestClientOfAPackedStoreIsAStore(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Harness {
+		w := apitest.New(t)
+		srv, _ := w.Serve(t, nil)
+		c := connect(t, client.Config{URL: srv.URL})
+		return storetest.Harness{
+			Getter: c, BatchGetter: c,
+			Plant:  func(t *testing.T, p []byte) { w.PutChunk(t, p) },
+			Damage: func(t *testing.T, d chunk.Digest) { w.Damage(t, d) },
+		}
+	})
+}
+
+func TestClientOfAMemoryStoreIsAStore(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Harness {
+		s := mem.New()
+		srv := httptest.NewServer(api.NewHandler(api.Config{Chunks: served{s}}))
+		t.Cleanup(srv.Close)
+		c := connect(t, client.Config{URL: srv.URL})
+		return storetest.Harness{
+			Getter: c, BatchGetter: c,
+			Plant:  func(_ *testing.T, p []byte) { s.Plant(chunk.Sum(p), p) },
+			Damage: func(_ *testing.T, d chunk.Digest) { s.Plant(d, []byte("damaged")) },
+		}
+	})
+}
+
+// served gives a memory store the stored form of its chunks.
+type served struct{ *mem.Store }
+
+func (s served) StoredBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, packed.Stored, error) error) error {
+	return s.GetBatch(ctx, ds, func(d chunk.Digest, p []byte, err error) error {
+		if err != nil {
+			return fn(d, packed.Stored{}, err)
+		}
+		codec, stored := pack.Compress(nil, p)
+		return fn(d, packed.Stored{Codec: codec, Len: uint32(len(p)), CRC: pack.Checksum(stored), Bytes: stored}, nil)
+	})
+}

@@ -1,0 +1,131 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"quarry/api"
+)
+
+// Convert has the server convert an image, and calls progress for each step it
+// reports. It is sent once: whether a conversion that broke off should be
+// repeated is for the caller.
+func (c *Client) Convert(ctx context.Context, req api.ConvertRequest, progress func(api.Progress)) (api.ConvertResult, error) {
+	var res api.ConvertResult
+	body, err := json.Marshal(req)
+	if err != nil {
+		return res, fmt.Errorf("encode convert request: %w", err)
+	}
+	rq := request{method: http.MethodPost, path: "/v1/convert", body: body, contentType: api.TypeJSON, once: true}
+	err = c.stream(ctx, rq, &res, func(e api.Event) {
+		if e.Progress != nil && progress != nil {
+			progress(*e.Progress)
+		}
+	})
+	return res, err
+}
+
+// Check has the server check its store, and calls report for each problem.
+func (c *Client) Check(ctx context.Context, req api.CheckRequest, report func(api.Problem)) (api.CheckSummary, error) {
+	var res api.CheckSummary
+	rq := request{method: http.MethodPost, path: "/v1/admin/check?quick=" + strconv.FormatBool(req.Quick), once: true}
+	err := c.stream(ctx, rq, &res, func(e api.Event) {
+		if e.Problem != nil && report != nil {
+			report(*e.Problem)
+		}
+	})
+	return res, err
+}
+
+// Rebuild has the server rebuild its chunk index.
+func (c *Client) Rebuild(ctx context.Context) (api.RebuildResult, error) {
+	var res api.RebuildResult
+	rq := request{method: http.MethodPost, path: "/v1/admin/rebuild", once: true}
+	err := c.stream(ctx, rq, &res, func(api.Event) {})
+	return res, err
+}
+
+// stream reads the events of a job up to its result or error.
+func (c *Client) stream(ctx context.Context, rq request, result any, each func(api.Event)) error {
+	return c.call(ctx, rq, func(resp *http.Response) error {
+		lines := bufio.NewScanner(resp.Body)
+		lines.Buffer(nil, api.MaxEvent)
+		for lines.Scan() {
+			var e api.Event
+			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+				return fmt.Errorf("%s: decode event: %w", rq.path, err)
+			}
+			switch e.Type {
+			case api.EventResult:
+				return json.Unmarshal(e.Result, result)
+			case api.EventError:
+				if e.Error == nil {
+					return fmt.Errorf("%s: error event without an error", rq.path)
+				}
+				return e.Error
+			}
+			each(e)
+		}
+		if err := lines.Err(); err != nil {
+			return fmt.Errorf("%s: read events: %w", rq.path, err)
+		}
+		return fmt.Errorf("%s: the stream ended without a result: %w", rq.path, io.ErrUnexpectedEOF)
+	})
+}
+
+// RenewLease creates a lease or extends it to ttl from now.
+func (c *Client) RenewLease(ctx context.Context, id, image string, ttl time.Duration) (api.Lease, error) {
+	var lease api.Lease
+	body, err := json.Marshal(api.LeaseRequest{TTLSeconds: int64(ttl / time.Second), Image: image})
+	if err != nil {
+		return lease, fmt.Errorf("encode lease: %w", err)
+	}
+	rq := request{method: http.MethodPut, path: leasePath(id), body: body, contentType: api.TypeJSON}
+	err = c.getJSON(ctx, rq, &lease)
+	return lease, err
+}
+
+// Lease returns a live lease.
+func (c *Client) Lease(ctx context.Context, id string) (api.Lease, error) {
+	var lease api.Lease
+	err := c.getJSON(ctx, request{method: http.MethodGet, path: leasePath(id)}, &lease)
+	return lease, err
+}
+
+// Leases returns the live leases, sorted by id.
+func (c *Client) Leases(ctx context.Context) ([]api.Lease, error) {
+	var doc api.LeaseList
+	err := c.getJSON(ctx, request{method: http.MethodGet, path: "/v1/admin/leases"}, &doc)
+	return doc.Leases, err
+}
+
+// EndLease ends a lease, live or not.
+func (c *Client) EndLease(ctx context.Context, id string) error {
+	return c.call(ctx, request{method: http.MethodDelete, path: leasePath(id)}, discard)
+}
+
+func leasePath(id string) string { return "/v1/admin/leases/" + url.PathEscape(id) }
+
+// ServerStats returns the server's figures.
+func (c *Client) ServerStats(ctx context.Context) (api.Stats, error) {
+	var s api.Stats
+	err := c.getJSON(ctx, request{method: http.MethodGet, path: "/v1/stats"}, &s)
+	return s, err
+}
+
+// Health returns nil when the server answers at all.
+func (c *Client) Health(ctx context.Context) error {
+	return c.call(ctx, request{method: http.MethodGet, path: "/healthz"}, discard)
+}
+
+// Ready returns nil when the server can serve images.
+func (c *Client) Ready(ctx context.Context) error {
+	return c.call(ctx, request{method: http.MethodGet, path: "/readyz"}, discard)
+}

@@ -1,0 +1,377 @@
+package api
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"quarry/store"
+	"quarry/store/bucket"
+	"quarry/store/catalog"
+	"quarry/store/chunk"
+	"quarry/store/image"
+	"quarry/store/packed"
+)
+
+// Chunks is what the handler reads chunks from.
+type Chunks interface {
+	store.Getter
+	store.BatchGetter
+	// StoredBatch is GetBatch with the bytes as they are stored, their checksum
+	// compared, so that serving costs no decompression.
+	StoredBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, packed.Stored, error) error) error
+}
+
+// Names is what the handler needs of the catalog.
+type Names interface {
+	Name(repo, tag string) (catalog.Name, bool)
+	Names() []catalog.Name
+	Tags(repo string) []string
+	DeleteName(ctx context.Context, repo, tag string) error
+}
+
+// Config is what a Handler serves. The funcs are wired by cmd, because the
+// packages that do the work are not below this one; a nil func makes its route
+// answer not_offered.
+type Config struct {
+	Chunks Chunks
+	Names  Names
+	Bucket bucket.Bucket
+	// Local offers the convert and admin routes as well. Only for a listener
+	// that nobody but the owner of the data folder can reach.
+	Local bool
+
+	Convert func(context.Context, ConvertRequest, func(Progress)) (ConvertResult, error)
+	Check   func(context.Context, CheckRequest, func(Problem)) (CheckSummary, error)
+	Rebuild func(context.Context) (RebuildResult, error)
+	Stats   func(context.Context) (StoreStats, error)
+	// Ready returns why the store cannot serve now; nil func means always ready.
+	Ready func(context.Context) error
+	// Job tells about a source that has no image statement: an error that is
+	// ErrPending or ErrImageFailed, or nil when no job is known.
+	Job func(ctx context.Context, source chunk.Digest, p image.Platform) error
+
+	Registry *prometheus.Registry // for the handler's metrics and /metrics; nil = a new one
+	Log      *slog.Logger         // nil = discard
+
+	MaxReads     int           // chunk and blob requests served at once; 0 = 64
+	MaxJobs      int           // convert, check and rebuild at once; 0 = 4
+	QueueTimeout time.Duration // wait for one of them before 503; 0 = 2 s
+	ChunkTimeout time.Duration // silence of the store in a batch before the rest gets error frames; 0 = 15 s
+	Now          func() time.Time
+}
+
+// Handler serves the HTTP contract. Safe for concurrent use.
+type Handler struct {
+	*shared
+	local bool
+}
+
+// shared is the state of the handlers of one store.
+type shared struct {
+	cfg     Config
+	log     *slog.Logger
+	metrics *metrics
+	gather  http.Handler
+	leases  *leases
+	blobs   *blobCache
+	reads   gate
+	jobs    gate
+	started time.Time
+
+	requests atomic.Uint64
+	sent     atomic.Uint64
+
+	mu       sync.Mutex // guards the two below
+	inFlight int
+	lastEnd  time.Time
+}
+
+// NewHandler returns a handler of cfg.
+func NewHandler(cfg Config) *Handler {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Registry == nil {
+		cfg.Registry = prometheus.NewRegistry()
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	setDefault(&cfg.MaxReads, 64)
+	setDefault(&cfg.MaxJobs, 4)
+	setDefault(&cfg.QueueTimeout, 2*time.Second)
+	setDefault(&cfg.ChunkTimeout, 15*time.Second)
+	return &Handler{local: cfg.Local, shared: &shared{
+		cfg:     cfg,
+		log:     cfg.Log,
+		metrics: newMetrics(cfg.Registry),
+		gather:  promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}),
+		leases:  newLeases(cfg.Now),
+		blobs:   newBlobCache(),
+		reads:   gate{slots: make(chan struct{}, cfg.MaxReads), wait: cfg.QueueTimeout},
+		jobs:    gate{slots: make(chan struct{}, cfg.MaxJobs), wait: cfg.QueueTimeout},
+		started: cfg.Now(),
+		lastEnd: cfg.Now(),
+	}}
+}
+
+func setDefault[T int | time.Duration](v *T, def T) {
+	if *v == 0 {
+		*v = def
+	}
+}
+
+// WithLocal returns a handler of the same state that does or does not offer the
+// local routes, for a second listener.
+func (h *Handler) WithLocal(local bool) *Handler {
+	return &Handler{shared: h.shared, local: local}
+}
+
+// IdleSince returns since when no request has been served and true, or false
+// while one is or while a lease is live.
+func (h *Handler) IdleSince() (time.Time, bool) {
+	h.mu.Lock()
+	inFlight, last := h.inFlight, h.lastEnd
+	h.mu.Unlock()
+	if inFlight > 0 || len(h.leases.live()) > 0 {
+		return time.Time{}, false
+	}
+	return last, true
+}
+
+func (h *Handler) begin() {
+	h.metrics.inFlight.Inc()
+	h.requests.Add(1)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.inFlight++
+}
+
+func (h *Handler) end() {
+	h.metrics.inFlight.Dec()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.inFlight--
+	h.lastEnd = h.cfg.Now()
+}
+
+// ServeHTTP implements http.Handler.
+func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	h.begin()
+	defer h.end()
+	start := time.Now()
+	w := newResponse(rw)
+	id := requestID(r)
+	w.Header().Set(HeaderRequestID, id)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+
+	name := "none"
+	rt, row, err := parse(r.Method, r.URL.EscapedPath(), r.URL.RawQuery)
+	if row != nil {
+		name = row.name
+		if row.local && !h.local {
+			err = fmt.Errorf("%w: %s is served on the local socket only", ErrNoRoute, row.path)
+		}
+	}
+	if err == nil {
+		err = h.serve(w, r, rt)
+	}
+	begun := w.wrote
+	switch {
+	case err != nil && !begun:
+		h.writeError(w, err, id)
+	case err != nil:
+		w.status = toError(err).Status // what it would have been, for metrics and log
+	}
+	h.sent.Add(uint64(w.bytes))
+	h.metrics.sent.Add(float64(w.bytes))
+	h.metrics.observe(name, w.status, time.Since(start))
+	h.logRequest(r, name, id, w, err, time.Since(start))
+	if err != nil && begun {
+		// A body that was begun and cannot be finished must not look complete.
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// serve answers one parsed request, or returns why it cannot.
+func (h *Handler) serve(w *response, r *http.Request, rt route) error {
+	if !h.local && rt.op == opImageDelete {
+		return fmt.Errorf("%w: names are deleted on the local socket only", ErrNoRoute)
+	}
+	ctx := r.Context()
+	switch rt.op {
+	case opImages:
+		return h.serveNames(w, rt)
+	case opImage:
+		return h.serveImage(ctx, w, rt)
+	case opImageDelete:
+		return h.deleteName(ctx, w, rt)
+	case opBootstrap:
+		return h.serveBootstrap(ctx, w, r, rt.digest)
+	case opConfig:
+		return h.serveConfig(ctx, w, r, rt.digest)
+	case opChunk:
+		return h.serveChunk(ctx, w, r, rt.digest)
+	case opBatch:
+		return h.serveBatch(ctx, w, r)
+	case opBlob:
+		return h.serveBlob(ctx, w, r, rt.digest)
+	case opMetrics:
+		h.gather.ServeHTTP(w, r)
+		return nil
+	case opHealth:
+		return writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+	case opReady:
+		return h.serveReady(ctx, w)
+	case opStats:
+		return h.serveStats(ctx, w)
+	}
+	return h.serveLocal(ctx, w, r, rt)
+}
+
+func (h *Handler) writeError(w *response, err error, id string) {
+	e := toError(err)
+	e.RequestID = id
+	for name := range w.Header() {
+		if name != HeaderRequestID && name != "X-Content-Type-Options" && name != "Content-Range" {
+			w.Header().Del(name)
+		}
+	}
+	if e.Retryable && e.Status != statusClientGone {
+		w.Header().Set("Retry-After", "1")
+	}
+	if allow, ok := e.Details["allow"]; ok {
+		w.Header()["Allow"] = allow
+	}
+	if e.Status == http.StatusAccepted {
+		_ = writeJSON(w, e.Status, Image{Status: e.Code}) // the client is gone if it fails
+		return
+	}
+	_ = writeJSON(w, e.Status, errorBody{e})
+}
+
+func (h *Handler) logRequest(r *http.Request, name, id string, w *response, err error, took time.Duration) {
+	level := slog.LevelDebug
+	attrs := []slog.Attr{
+		slog.String("request_id", id), slog.String("method", r.Method), slog.String("route", name),
+		slog.String("path", r.URL.EscapedPath()), slog.Int("status", w.status),
+		slog.Int64("sent", w.bytes), slog.Duration("took", took),
+	}
+	if err != nil {
+		level = slog.LevelInfo
+		if e := toError(err); e.Blame == BlameInfra && e.Status >= http.StatusInternalServerError {
+			level = slog.LevelError
+		}
+		attrs = append(attrs, slog.Any("error", err))
+	}
+	h.log.LogAttrs(r.Context(), level, "request served", attrs...)
+}
+
+// requestID keeps a caller's id when it is harmless in a log, or makes one.
+func requestID(r *http.Request) string {
+	id := r.Header.Get(HeaderRequestID)
+	var probe route
+	if id == "" || probe.setLease(id) != nil {
+		return rand.Text()
+	}
+	return id
+}
+
+// gate admits a bounded number of requests at once.
+type gate struct {
+	slots chan struct{}
+	wait  time.Duration
+}
+
+// enter waits for a slot and returns how to give it back.
+func (g gate) enter(ctx context.Context) (leave func(), err error) {
+	timer := time.NewTimer(g.wait)
+	defer timer.Stop()
+	select {
+	case g.slots <- struct{}{}:
+		return func() { <-g.slots }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-timer.C:
+		return nil, fmt.Errorf("%w: %d requests of this kind are being served, try again", ErrBusy, cap(g.slots))
+	}
+}
+
+func (h *Handler) serveReady(ctx context.Context, w *response) error {
+	if h.cfg.Ready != nil {
+		if err := h.cfg.Ready(ctx); err != nil {
+			return fmt.Errorf("%w: not ready: %w", ErrBusy, err)
+		}
+	}
+	return writeJSON(w, http.StatusOK, map[string]string{"status": "ready"})
+}
+
+func (h *Handler) serveStats(ctx context.Context, w *response) error {
+	s := Stats{
+		Version:       1,
+		Requests:      h.requests.Load(),
+		BytesSent:     h.sent.Load(),
+		UptimeSeconds: h.cfg.Now().Sub(h.started).Seconds(),
+		Leases:        len(h.leases.live()),
+	}
+	if h.cfg.Stats != nil {
+		var err error
+		if s.Store, err = h.cfg.Stats(ctx); err != nil {
+			return err
+		}
+	}
+	return writeJSON(w, http.StatusOK, s)
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	b = append(b, '\n')
+	w.Header().Set("Content-Type", TypeJSON)
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	w.WriteHeader(status)
+	_, err = w.Write(b)
+	return err
+}
+
+// readBody reads a request body of at most limit bytes.
+func readBody(w *response, r *http.Request, limit int64) ([]byte, error) {
+	w.setReadDeadline(time.Now().Add(bodyTimeout))
+	defer w.setReadDeadline(time.Time{})
+	b, err := io.ReadAll(http.MaxBytesReader(w.ResponseWriter, r.Body, limit))
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		return nil, fmt.Errorf("%w: at most %d bytes are allowed here", ErrTooLarge, limit)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: read request body: %w", ErrBadRequest, err)
+	}
+	return b, nil
+}
+
+// decodeJSON reads a request body strictly: one document, no unknown field.
+func decodeJSON(w *response, r *http.Request, limit int64, v any) error {
+	b, err := readBody(w, r, limit)
+	if err != nil {
+		return err
+	}
+	if err := strictJSON(b, v); err != nil {
+		return fmt.Errorf("%w: request body: %w", ErrBadRequest, err)
+	}
+	return nil
+}

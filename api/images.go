@@ -1,0 +1,212 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"quarry/signer"
+	"quarry/store/bucket"
+	"quarry/store/catalog"
+	"quarry/store/chunk"
+	"quarry/store/image"
+)
+
+// maxPlatformKeys bounds the listing of what one source has been converted to:
+// some hundred platforms with signer.MaxSignatures signatures each.
+const maxPlatformKeys = 4096
+
+func (h *Handler) serveNames(w *response, rt route) error {
+	page := NamesPage{Names: []NameInfo{}}
+	for _, n := range h.cfg.Names.Names() {
+		if rt.after != "" && compareName(n, rt.after) <= 0 {
+			continue
+		}
+		if len(page.Names) == rt.limit {
+			last := page.Names[rt.limit-1]
+			page.Next = last.Repo + ":" + last.Tag
+			break
+		}
+		page.Names = append(page.Names, NameInfo{Repo: n.Repo, Tag: n.Tag, Source: n.Source, Serial: n.Serial})
+	}
+	return writeJSON(w, http.StatusOK, page)
+}
+
+// compareName orders a name against a cursor of the form REPO:TAG, by
+// repository first, as the catalog does.
+func compareName(n catalog.Name, cursor string) int {
+	repo, tag, _ := strings.Cut(cursor, ":")
+	if c := strings.Compare(n.Repo, repo); c != 0 {
+		return c
+	}
+	return strings.Compare(n.Tag, tag)
+}
+
+func (h *Handler) serveImage(ctx context.Context, w *response, rt route) error {
+	source, nameEnv, err := h.resolve(rt.ref)
+	if err != nil {
+		return err
+	}
+	p, err := h.choosePlatform(ctx, rt, source)
+	if err != nil {
+		return err
+	}
+	payload, err := readObject(ctx, h.cfg.Bucket, image.StatementKey(source, p), image.MaxStatement)
+	if err != nil {
+		return err
+	}
+	sigs, err := h.signatures(ctx, source, p)
+	if err != nil {
+		return err
+	}
+	if len(sigs) == 0 || (rt.ref.Digest == nil && len(nameEnv) == 0) {
+		return fmt.Errorf("%w: %s for %s", ErrUnsigned, rt.ref, p)
+	}
+	env, err := signer.Envelope{PayloadType: image.StatementType, Payload: payload, Signatures: sigs}.Encode()
+	if err != nil {
+		return fmt.Errorf("image statement of %s for %s: %w", source, p, err)
+	}
+	return writeJSON(w, http.StatusOK, Image{Status: StatusReady, Name: nameEnv, Image: env})
+}
+
+// resolve returns the source digest that a reference names, and the signed name
+// statement when it names it by tag. A digest always means the source digest,
+// whatever repository stands before it: pinned images outlive their tags.
+func (h *Handler) resolve(ref image.Ref) (chunk.Digest, []byte, error) {
+	if ref.Digest != nil {
+		return *ref.Digest, nil, nil
+	}
+	if n, ok := h.cfg.Names.Name(ref.Repo, ref.Tag); ok {
+		return n.Source, n.Statement, nil
+	}
+	tags := h.cfg.Names.Tags(ref.Repo)
+	if len(tags) > MaxNames {
+		tags = tags[:MaxNames]
+	}
+	if len(tags) == 0 {
+		return chunk.Digest{}, nil, fmt.Errorf("%w: no image is named %s", ErrRepoUnknown, ref.Repo)
+	}
+	return chunk.Digest{}, nil, &detailedError{
+		err:     fmt.Errorf("%w: %s has no tag %s, but has %s", ErrTagUnknown, ref.Repo, ref.Tag, shortList(tags)),
+		details: map[string][]string{"tags": tags},
+	}
+}
+
+// shortList writes a list for a message; Details has all of it.
+func shortList(items []string) string {
+	const most = 10
+	if len(items) <= most {
+		return strings.Join(items, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(items[:most], ", "), len(items)-most)
+}
+
+// choosePlatform returns the platform asked for, or the only one there is. It
+// fails when the source was not converted for it.
+func (h *Handler) choosePlatform(ctx context.Context, rt route, source chunk.Digest) (image.Platform, error) {
+	have, err := h.platforms(ctx, source)
+	if err != nil {
+		return image.Platform{}, err
+	}
+	want := rt.platform
+	if want != nil && slices.Contains(have, *want) {
+		return *want, nil
+	}
+	if want == nil && len(have) == 1 {
+		return have[0], nil
+	}
+	if len(have) == 0 {
+		return image.Platform{}, h.notConverted(ctx, rt, source)
+	}
+	names := make([]string, len(have))
+	for i, p := range have {
+		names[i] = p.String()
+	}
+	problem := fmt.Errorf("%w: say which with ?platform=, %s is stored for %s", ErrBadRequest, rt.ref, shortList(names))
+	if want != nil {
+		problem = fmt.Errorf("%w: %s is stored for %s, not for %s", ErrPlatformUnknown, rt.ref, shortList(names), want)
+	}
+	return image.Platform{}, &detailedError{err: problem, details: map[string][]string{"platforms": names}}
+}
+
+// notConverted says why a source has no statement at all: a job may know.
+func (h *Handler) notConverted(ctx context.Context, rt route, source chunk.Digest) error {
+	if h.cfg.Job != nil {
+		p := image.HostPlatform()
+		if rt.platform != nil {
+			p = *rt.platform
+		}
+		if err := h.cfg.Job(ctx, source, p); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %s: the store has no image of source %s", ErrImageUnknown, rt.ref, source)
+}
+
+// platforms lists what a source has image statements for, in bytewise order.
+func (h *Handler) platforms(ctx context.Context, source chunk.Digest) ([]image.Platform, error) {
+	prefix := image.ImagesPrefix + source.Hex() + "/"
+	var out []image.Platform
+	n := 0
+	for obj, err := range h.cfg.Bucket.List(ctx, prefix) {
+		if err != nil {
+			return nil, fmt.Errorf("list platforms of %s: %w", source, err)
+		}
+		if n++; n > maxPlatformKeys {
+			return nil, fmt.Errorf("list platforms of %s: more than %d objects under %s", source, maxPlatformKeys, prefix)
+		}
+		key, rest, _ := strings.Cut(strings.TrimPrefix(obj.Key, prefix), "/")
+		if rest != "statement" {
+			continue
+		}
+		if p, err := image.ParsePlatform(strings.ReplaceAll(key, "-", "/")); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// signatures reads the signature objects of an image statement. One that is
+// damaged is left out and logged, since the others still prove the statement.
+func (h *Handler) signatures(ctx context.Context, source chunk.Digest, p image.Platform) ([]signer.Signature, error) {
+	var sigs []signer.Signature
+	for obj, err := range h.cfg.Bucket.List(ctx, image.SigPrefix(source, p)) {
+		if err != nil {
+			return nil, fmt.Errorf("list signatures of %s for %s: %w", source, p, err)
+		}
+		if len(sigs) == signer.MaxSignatures {
+			break
+		}
+		b, err := readObject(ctx, h.cfg.Bucket, obj.Key, signer.MaxSignature)
+		if errors.Is(err, bucket.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		sig, err := signer.DecodeSignature(b)
+		if err != nil {
+			h.log.WarnContext(ctx, "signature object left out", "key", obj.Key, "error", err)
+			continue
+		}
+		sigs = append(sigs, sig)
+	}
+	return sigs, nil
+}
+
+func (h *Handler) deleteName(ctx context.Context, w *response, rt route) error {
+	if rt.ref.Digest != nil {
+		return fmt.Errorf("%w: %s: names are deleted by tag, not by digest", ErrBadRequest, rt.ref)
+	}
+	if _, _, err := h.resolve(rt.ref); err != nil {
+		return err
+	}
+	if err := h.cfg.Names.DeleteName(ctx, rt.ref.Repo, rt.ref.Tag); err != nil {
+		return fmt.Errorf("delete name %s: %w", rt.ref, err)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

@@ -1,0 +1,54 @@
+package api
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are the handler's own. Labels have few values: routes of the table,
+// status codes of the error table.
+type metrics struct {
+	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+	sent     prometheus.Counter
+	chunks   *prometheus.CounterVec
+	inFlight prometheus.Gauge
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "quarry_api_requests_total", Help: "Requests answered, by route and status.",
+		}, []string{"route", "status"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "quarry_api_request_seconds", Help: "Time to answer a request, by route.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9), // 1 ms to 65 s
+		}, []string{"route"}),
+		sent: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "quarry_api_sent_bytes", Help: "Bytes of answer bodies.",
+		}),
+		chunks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "quarry_api_chunks_total", Help: "Frames of batch answers, by status.",
+		}, []string{"status"}),
+		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "quarry_api_requests_in_flight", Help: "Requests being answered.",
+		}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.requests, m.seconds, m.sent, m.chunks, m.inFlight)
+	}
+	return m
+}
+
+// observe counts one finished request.
+func (m *metrics) observe(route string, status int, took time.Duration) {
+	m.requests.WithLabelValues(route, strconv.Itoa(status)).Inc()
+	m.seconds.WithLabelValues(route).Observe(took.Seconds())
+}
+
+// frame counts one frame of a batch answer.
+func (m *metrics) frame(s Status) {
+	m.chunks.WithLabelValues([]string{"ok", "not_found", "corrupt", "error"}[s]).Inc()
+}

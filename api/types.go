@@ -1,0 +1,184 @@
+package api
+
+import (
+	"encoding/json"
+
+	"quarry/store/chunk"
+)
+
+// Header and media type names of the contract.
+const (
+	HeaderRequestID = "X-Request-Id"
+
+	TypeJSON    = "application/json"
+	TypeNDJSON  = "application/x-ndjson"
+	TypeDigests = "application/vnd.quarry.digests.v1" // request body of batchGet: 32 bytes a digest
+	TypeFrames  = "application/vnd.quarry.chunks.v1"  // answer of batchGet, see FORMAT.md
+	TypeBytes   = "application/octet-stream"
+)
+
+const (
+	// MaxBatch is the number of digests in one batchGet. 1024 × 32 bytes is a
+	// 32 KiB request; at the default chunk size its answer is at most 256 MiB.
+	MaxBatch = 1024
+	// MaxNames is the number of names in one page of GET /v1/images: at 400
+	// bytes a name about 400 KiB.
+	MaxNames = 1000
+	// MaxConfig bounds an image config, here and in the client. Real ones are
+	// some 10 KiB; registries commonly allow 4 MiB for a manifest.
+	MaxConfig = 8 << 20
+	// MaxEvent bounds one line of an NDJSON stream.
+	MaxEvent = 1 << 20
+	// BootstrapWindow is the zstd window of a compressed bootstrap: it bounds what
+	// a client must allocate to decompress, whatever the answer claims.
+	BootstrapWindow = 4 << 20
+	// MaxJSON bounds every other JSON document, requests and answers.
+	MaxJSON = 4 << 20
+)
+
+// States of an image in an answer of GET /v1/images/<ref>.
+const (
+	StatusReady    = "ready"
+	StatusPending  = "pending"
+	StatusUnsigned = "unsigned"
+)
+
+// Image answers GET /v1/images/<ref>. The envelopes are untrusted until
+// signer.Open has verified them.
+type Image struct {
+	Status string          `json:"status"`
+	Name   json.RawMessage `json:"name"`  // DSSE envelope of the name statement, null when asked by digest or unsigned
+	Image  json.RawMessage `json:"image"` // DSSE envelope of the image statement, null unless ready
+}
+
+// NameInfo is one entry of the list of names.
+type NameInfo struct {
+	Repo   string       `json:"repo"`
+	Tag    string       `json:"tag"`
+	Source chunk.Digest `json:"source"`
+	Serial uint64       `json:"serial"`
+}
+
+// NamesPage answers GET /v1/images.
+type NamesPage struct {
+	Names []NameInfo `json:"names"`
+	Next  string     `json:"next,omitempty"` // value of ?after= for the next page, "" on the last
+}
+
+// batchRequest is the JSON form of a batchGet request body.
+type batchRequest struct {
+	Digests []chunk.Digest `json:"digests"`
+}
+
+// ConvertRequest is the body of POST /v1/convert. Source is opened by the
+// server process, so paths in it are absolute.
+type ConvertRequest struct {
+	Source   string `json:"source"`
+	Name     string `json:"name"`
+	Platform string `json:"platform,omitempty"`
+}
+
+// Progress is one step of long work.
+type Progress struct {
+	Step  string `json:"step"`            // constant, such as "layer"
+	Item  string `json:"item,omitempty"`  // what it works on
+	Done  int64  `json:"done"`            // units of Total
+	Total int64  `json:"total,omitempty"` // 0 when not known
+	Unit  string `json:"unit,omitempty"`  // "bytes" or what is counted
+}
+
+// ConvertResult is the end of a conversion.
+type ConvertResult struct {
+	Name           string       `json:"name"` // REPO:TAG
+	Source         chunk.Digest `json:"source"`
+	ImageID        chunk.Digest `json:"image_id"`
+	Bootstrap      chunk.Digest `json:"bootstrap"`
+	Platform       string       `json:"platform"`
+	Signed         bool         `json:"signed"`
+	Layers         int          `json:"layers"`
+	LayersSkipped  int          `json:"layers_skipped"`
+	Chunks         int64        `json:"chunks"`
+	NewChunks      int64        `json:"new_chunks"`
+	PlainBytes     int64        `json:"plain_bytes"`
+	NewPlainBytes  int64        `json:"new_plain_bytes"`
+	NewStoredBytes int64        `json:"new_stored_bytes"`
+}
+
+// CheckRequest are the parameters of POST /v1/admin/check.
+type CheckRequest struct {
+	Quick bool
+}
+
+// Problem is one damage that a check found.
+type Problem struct {
+	Kind    string   `json:"kind"`             // constant, such as "chunk"
+	Object  string   `json:"object"`           // key in the bucket
+	Offset  int64    `json:"offset,omitempty"` // in the object
+	Digest  string   `json:"digest,omitempty"` // of the chunk or object that is damaged
+	Message string   `json:"message"`
+	Images  []string `json:"images,omitempty"` // names of the images it touches
+}
+
+// CheckSummary is the end of a check.
+type CheckSummary struct {
+	Packs    int64 `json:"packs"`
+	Chunks   int64 `json:"chunks"`
+	Bytes    int64 `json:"bytes"`
+	Images   int64 `json:"images"`
+	Problems int64 `json:"problems"`
+}
+
+// RebuildResult is the end of an index rebuild.
+type RebuildResult struct {
+	Packs  int64 `json:"packs"`
+	Chunks int64 `json:"chunks"`
+}
+
+// Event is one line of an NDJSON stream. Exactly one of result and error ends
+// the stream; without it the stream is cut off.
+type Event struct {
+	Type     string          `json:"type"`
+	Progress *Progress       `json:"progress,omitempty"`
+	Problem  *Problem        `json:"problem,omitempty"`
+	Result   json.RawMessage `json:"result,omitempty"`
+	Error    *Error          `json:"error,omitempty"`
+}
+
+// Types of events.
+const (
+	EventProgress = "progress"
+	EventProblem  = "problem"
+	EventAlive    = "alive" // nothing happened for a while; keeps idle timeouts from firing
+	EventResult   = "result"
+	EventError    = "error"
+)
+
+// LeaseRequest is the body of PUT /v1/admin/leases/<id>.
+type LeaseRequest struct {
+	TTLSeconds int64  `json:"ttl_seconds"`
+	Image      string `json:"image"`
+}
+
+// LeaseList answers GET /v1/admin/leases.
+type LeaseList struct {
+	Leases []Lease `json:"leases"`
+}
+
+// StoreStats is the store's part of GET /v1/stats.
+type StoreStats struct {
+	ChunkSize int64 `json:"chunk_size_bytes"`
+	Packs     int64 `json:"packs"`
+	PackBytes int64 `json:"pack_bytes"`
+	Chunks    int64 `json:"chunks"`
+	Names     int64 `json:"names"`
+}
+
+// Stats answers GET /v1/stats. Version changes when a key changes its meaning.
+type Stats struct {
+	Version       int        `json:"version"`
+	Store         StoreStats `json:"store"`
+	Requests      uint64     `json:"requests"`       // since the server started
+	BytesSent     uint64     `json:"bytes_sent"`     // bodies, since the server started
+	UptimeSeconds float64    `json:"uptime_seconds"` // of the server
+	Leases        int        `json:"leases"`         // live now
+}
