@@ -1,0 +1,164 @@
+// Command quarry-shim owns the kernel side of one mounted image: it attaches an
+// export of the reader and serves it until it is unmounted. It is a process of
+// its own so that nothing else can take a mount down with it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"quarry/nbd/attach"
+)
+
+const (
+	// startTimeout is for the reader to answer and the image to be mounted.
+	startTimeout = time.Minute
+	// detachTimeout is how long a busy mount may hold up the end.
+	detachTimeout = 15 * time.Second
+	// gcPercent and memoryLimit keep the heap, a few hundred KiB of requests and
+	// one read buffer, far below the 8 MiB a shim may hold.
+	gcPercent   = 25
+	memoryLimit = 6 << 20
+)
+
+func main() {
+	// A closed terminal or pipe is no reason to end; SIGTERM is.
+	signal.Ignore(syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "quarry-shim:", err)
+		if errors.Is(err, errUsage) {
+			os.Exit(2)
+		}
+		os.Exit(1)
+	}
+}
+
+// errUsage says that the command line was wrong.
+var errUsage = errors.New("usage")
+
+// options are the command line's.
+type options struct {
+	socket    string
+	export    string
+	size      int64
+	dir       string
+	readAhead int
+	deadline  time.Duration
+	logFile   string
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	f := flag.NewFlagSet("quarry-shim", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.StringVar(&o.socket, "socket", "", "unix `socket` of the reader")
+	f.StringVar(&o.export, "export", "", "`name` of the export")
+	f.Int64Var(&o.size, "size", 0, "size of the export in `bytes`; another size is refused")
+	f.StringVar(&o.dir, "dir", "", "`folder` of the mount, mode 0700: the image is mounted at its root/")
+	f.IntVar(&o.readAhead, "read-ahead", attach.DefaultReadAhead, "read-ahead of the device in `KiB`, 0 for none")
+	f.DurationVar(&o.deadline, "deadline", attach.DefaultDeadline, "answer a read with EIO after this `time`")
+	f.StringVar(&o.logFile, "log", "", "append the log to `file` instead of stderr")
+	if err := f.Parse(args); err != nil {
+		return o, fmt.Errorf("%w: %w", errUsage, err)
+	}
+	if o.socket == "" || o.export == "" || o.size <= 0 || o.dir == "" || f.NArg() > 0 {
+		return o, fmt.Errorf("%w: --socket, --export, --size and --dir are needed, and nothing else", errUsage)
+	}
+	if o.readAhead < 0 || o.deadline <= 0 {
+		return o, fmt.Errorf("%w: --read-ahead and --deadline must not be negative", errUsage)
+	}
+	return o, nil
+}
+
+// run serves until ctx ends or the image is unmounted.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	debug.SetGCPercent(gcPercent)
+	debug.SetMemoryLimit(memoryLimit)
+	log, closeLog, err := openLog(o.logFile, stderr)
+	if err != nil {
+		return err
+	}
+	defer closeLog()
+	shield(ctx, log)
+	startCtx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	link, err := dialLink(startCtx, o, log)
+	if err != nil {
+		return err
+	}
+	defer link.close()
+	readAhead := o.readAhead
+	if readAhead == 0 {
+		readAhead = -1 // Config's word for none
+	}
+	a, err := attach.Attach(startCtx, attach.Config{Dir: o.dir, Source: link, ReadAhead: readAhead, Deadline: o.deadline, Log: log})
+	if err != nil {
+		return err
+	}
+	return serve(ctx, o, a, log, stdout)
+}
+
+// serve says that the image is mounted and detaches it in the end. The folder
+// is this process's alone by now, so that the record in it can be its own.
+func serve(ctx context.Context, o options, a *attach.Attachment, log *slog.Logger, stdout io.Writer) (err error) {
+	defer func() {
+		detachCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachTimeout)
+		defer cancel()
+		err = errors.Join(err, a.Detach(detachCtx))
+	}()
+	start, err := attach.ProcessStart(os.Getpid())
+	if err != nil {
+		return err
+	}
+	state := attach.State{
+		PID: os.Getpid(), Start: start, Phase: attach.PhaseMounted,
+		Socket: o.socket, Export: o.export, Size: o.size, Device: a.Device(), Root: a.Root(),
+	}
+	if err := state.Write(o.dir); err != nil {
+		return err
+	}
+	log.InfoContext(ctx, "image mounted", "export", o.export, "device", a.Device(), "root", a.Root())
+	fmt.Fprintln(stdout, "ready") // who asked may be gone; the mount is not
+	select {
+	case <-ctx.Done():
+		log.InfoContext(ctx, "stopping", "reason", "SIGTERM")
+	case <-a.Gone():
+		log.InfoContext(ctx, "stopping", "reason", "unmounted")
+	}
+	state.Phase = attach.PhaseStopping
+	return state.Write(o.dir)
+}
+
+func openLog(path string, stderr io.Writer) (*slog.Logger, func(), error) {
+	if path == "" {
+		return slog.New(slog.NewTextHandler(stderr, nil)), func() {}, nil
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	return slog.New(slog.NewTextHandler(f, nil)), func() { f.Close() }, nil
+}
+
+// shield asks the kernel to kill any other process first when memory is short:
+// this one holds little, and its death ends every reader of the mount.
+func shield(ctx context.Context, log *slog.Logger) {
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
+		log.WarnContext(ctx, "shim can be killed when memory is short", "err", err)
+	}
+}

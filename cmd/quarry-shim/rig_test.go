@@ -1,0 +1,358 @@
+package main_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"quarry/internal/need"
+	"quarry/nbd"
+	"quarry/nbd/attach"
+)
+
+// The test program is also the reader that tests kill: a process of its own
+// that serves a file, and holds every read back while another file exists.
+const (
+	envSocket = "QUARRY_TEST_READER_SOCKET"
+	envImage  = "QUARRY_TEST_READER_IMAGE"
+	envStall  = "QUARRY_TEST_READER_STALL"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envSocket) != "" {
+		if err := serveImage(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	code := m.Run()
+	if path, err := buildShim(); err == nil {
+		os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(code)
+}
+
+func serveImage() error {
+	f, err := os.Open(os.Getenv(envImage))
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("unix", os.Getenv(envSocket))
+	if err != nil {
+		return err
+	}
+	dev := &fileDevice{f: f, size: info.Size(), stall: os.Getenv(envStall)}
+	s := &nbd.Server{Exports: func(_ context.Context, name string) (nbd.Device, error) {
+		if name != "image" {
+			return nil, nbd.ErrUnknownExport
+		}
+		return dev, nil
+	}}
+	fmt.Println("listening")
+	return s.Serve(context.Background(), l)
+}
+
+// fileDevice serves a file. While the file stall exists, reads wait, having
+// made stall+".reached".
+type fileDevice struct {
+	f     *os.File
+	size  int64
+	stall string
+}
+
+func (d *fileDevice) Size() int64 { return d.size }
+
+func (d *fileDevice) ReadAt(ctx context.Context, p []byte, off int64) error {
+	for {
+		if _, err := os.Stat(d.stall); err != nil {
+			break
+		}
+		os.WriteFile(d.stall+".reached", nil, 0o600)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	_, err := d.f.ReadAt(p, off)
+	return err
+}
+
+// rig is one image, its reader and its shim.
+type rig struct {
+	t      *testing.T
+	image  string
+	want   map[string][]byte
+	socket string
+	stall  string
+	dir    string // of the mount
+	reader *exec.Cmd
+	shim   *exec.Cmd
+	stderr bytes.Buffer // of the shim; read it after the shim has ended
+}
+
+var buildShim = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "quarry-shim-test")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "quarry-shim")
+	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	need.Root(t)
+	r := &rig{t: t, want: map[string][]byte{}}
+	base := t.TempDir()
+	r.image, r.socket = filepath.Join(base, "image"), filepath.Join(base, "s")
+	r.stall, r.dir = filepath.Join(base, "stall"), filepath.Join(base, "m")
+	r.makeImage(filepath.Join(base, "tree"))
+	r.startReader(r.image)
+	t.Cleanup(r.cleanup)
+	return r
+}
+
+// makeImage makes an EROFS of 8 MiB in 100 files.
+func (r *rig) makeImage(src string) {
+	r.t.Helper()
+	rnd := rand.NewChaCha8([32]byte{1})
+	for i := range 100 {
+		name := fmt.Sprintf("d%d/f%d", i%5, i)
+		p := make([]byte, 50_000+711*i)
+		rnd.Read(p)
+		r.want[name] = p
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(src, name)), 0o755); err != nil {
+			r.t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(src, name), p, 0o644); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	if out, err := exec.Command(need.Tool(r.t, "mkfs.erofs"), "--quiet", r.image, src).CombinedOutput(); err != nil {
+		r.t.Fatalf("mkfs.erofs: %v\n%s", err, out)
+	}
+}
+
+func (r *rig) startReader(image string) {
+	r.t.Helper()
+	os.Remove(r.socket)
+	r.reader = exec.Command(os.Args[0])
+	r.reader.Env = append(os.Environ(), envSocket+"="+r.socket, envImage+"="+image, envStall+"="+r.stall)
+	r.reader.Stderr = os.Stderr
+	expectLine(r.t, r.reader, "listening")
+}
+
+// killReader kills -9 and waits, so that the socket is dead.
+func (r *rig) killReader() {
+	r.reader.Process.Kill()
+	r.reader.Wait()
+}
+
+func (r *rig) size() string {
+	info, err := os.Stat(r.image)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return strconv.FormatInt(info.Size(), 10)
+}
+
+func (r *rig) shimCommand(args ...string) *exec.Cmd {
+	r.t.Helper()
+	path, err := buildShim()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	args = append([]string{"--socket", r.socket, "--export", "image", "--size", r.size(), "--dir", r.dir, "--read-ahead", "0"}, args...)
+	cmd := exec.Command(path, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd
+}
+
+func (r *rig) startShim(args ...string) {
+	r.t.Helper()
+	r.shim = r.shimCommand(args...)
+	r.shim.Stderr = &r.stderr
+	expectLine(r.t, r.shim, "ready")
+}
+
+// expectLine starts cmd and waits for its first line of output.
+func expectLine(t *testing.T, cmd *exec.Cmd, want string) {
+	t.Helper()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	guard := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	defer guard.Stop()
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if strings.TrimSpace(line) != want {
+		cmd.Process.Kill()
+		cmd.Wait()
+		t.Fatalf("%s said %q (%v), want %q\n%v", cmd.Path, line, err, want, cmd.Stderr)
+	}
+}
+
+func (r *rig) cleanup() {
+	if r.shim != nil && r.shim.ProcessState == nil {
+		r.shim.Process.Kill()
+		r.shim.Wait()
+	}
+	r.killReader()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := attach.Sweep(ctx, r.dir); err != nil {
+		r.t.Errorf("Sweep: %v", err)
+	}
+	if left := r.leftovers(); left != "" {
+		r.t.Errorf("left at the end:\n%s", left)
+	}
+	if r.t.Failed() {
+		r.t.Logf("shim's stderr:\n%s", r.stderr.Bytes())
+	}
+}
+
+// leftovers lists mounts and loop devices that speak of the folder.
+func (r *rig) leftovers() string {
+	var left []string
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, r.dir+"/") {
+			left = append(left, line)
+		}
+	}
+	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, loop := range loops {
+		if file, err := os.ReadFile(loop); err == nil && strings.HasPrefix(string(file), r.dir+"/") {
+			left = append(left, loop+" "+string(file))
+		}
+	}
+	return strings.Join(left, "")
+}
+
+func (r *rig) path(name string) string { return filepath.Join(r.dir, "root", name) }
+
+// compareTree reads every file of the mount.
+func (r *rig) compareTree() {
+	r.t.Helper()
+	n := 0
+	err := filepath.WalkDir(r.path(""), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		n++
+		name, _ := filepath.Rel(r.path(""), path)
+		if err := r.compareFile(name); err != nil {
+			r.t.Error(err)
+		}
+		return nil
+	})
+	if err != nil || n != len(r.want) {
+		r.t.Errorf("%d files, want %d; %v", n, len(r.want), err)
+	}
+}
+
+// compareFile reads one file past the page cache's copy. Wrong bytes are an
+// error that is not EIO.
+func (r *rig) compareFile(name string) error {
+	f, err := os.Open(r.path(name))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	syscall.Syscall6(syscall.SYS_FADVISE64, f.Fd(), 0, 0, 4 /* POSIX_FADV_DONTNEED */, 0, 0)
+	p := make([]byte, len(r.want[name]))
+	if n, err := f.ReadAt(p, 0); err != nil {
+		if !bytes.Equal(p[:n], r.want[name][:n]) {
+			return fmt.Errorf("%s: wrong bytes before the error %v", name, err)
+		}
+		return err
+	}
+	if !bytes.Equal(p, r.want[name]) {
+		return fmt.Errorf("%s has other bytes than the image's", name)
+	}
+	return nil
+}
+
+// readDuring starts readers that find the reader stalled, and returns what they
+// got in the end.
+func (r *rig) readDuring(readers int) <-chan error {
+	r.t.Helper()
+	if err := os.WriteFile(r.stall, nil, 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	results := make(chan error, readers)
+	for i := range readers {
+		name := fmt.Sprintf("d%d/f%d", i%5, i)
+		go func() { results <- r.compareFile(name) }() // ends with the stall or the reader
+	}
+	r.waitFor("a read to reach the reader", func() bool {
+		_, err := os.Stat(r.stall + ".reached")
+		return err == nil
+	})
+	return results
+}
+
+func (r *rig) waitFor(what string, cond func() bool) {
+	r.t.Helper()
+	for end := time.Now().Add(20 * time.Second); !cond(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			r.t.Fatalf("waited 20 s for %s", what)
+		}
+	}
+}
+
+// wantEIO collects the readers' results: errors EIO, in good time.
+func (r *rig) wantEIO(results <-chan error, readers int) {
+	r.t.Helper()
+	timeout := time.After(10 * time.Second)
+	for range readers {
+		select {
+		case err := <-results:
+			if !errors.Is(err, syscall.EIO) {
+				r.t.Errorf("stalled reader got %v, want EIO", err)
+			}
+		case <-timeout:
+			r.t.Fatal("a stalled reader hangs")
+		}
+	}
+}
+
+func (r *rig) unstall() {
+	os.Remove(r.stall)
+	os.Remove(r.stall + ".reached")
+}
+
+// waitShim waits for the shim's end and returns its error.
+func (r *rig) waitShim() error {
+	r.t.Helper()
+	guard := time.AfterFunc(30*time.Second, func() { r.shim.Process.Kill() })
+	defer guard.Stop()
+	return r.shim.Wait()
+}

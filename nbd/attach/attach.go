@@ -1,0 +1,257 @@
+// Package attach binds an export to a kernel block device and mounts the EROFS
+// on it. It is the kernel side of a mounted image: whatever dies, a reader of
+// the mount gets the right bytes or EIO, and what is left can be swept.
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// DefaultReadAhead is in KiB. docs/decisions/attach-read-ahead.md has the
+	// measurement.
+	DefaultReadAhead = 128
+	// DefaultDeadline answers EIO before any timeout of the kernel's (300 s and
+	// more) makes it give up the device.
+	DefaultDeadline = 270 * time.Second
+	// releaseGrace is how long a detach waits for the device's last user.
+	releaseGrace = 5 * time.Second
+	// watchInterval is how soon an unmount by somebody else is seen.
+	watchInterval = 250 * time.Millisecond
+)
+
+// Source is what is attached. It shows its bytes instead of filling a buffer of
+// the caller's, so that a hundred stalled reads hold no memory.
+type Source interface {
+	// Size is the length in bytes, constant, a multiple of 4096.
+	Size() int64
+	// View calls fn at most once, with the n bytes at off, all of them right,
+	// and returns fn's error; or it returns an error and has not called fn. The
+	// slice is valid only during the call; fn does not block. Safe for
+	// concurrent use.
+	View(ctx context.Context, off int64, n int, fn func(p []byte) error) error
+}
+
+// Config says what to attach and where.
+type Config struct {
+	// Dir is the folder that holds the attachment, made with mode 0700 when it
+	// is not there. Attach owns fuse, root and lock in it.
+	Dir string
+	// Source is read until Detach has returned.
+	Source Source
+	// ReadAhead is the device's read-ahead in KiB; 0 means DefaultReadAhead,
+	// less than 0 none.
+	ReadAhead int
+	// Deadline is for one read; EIO after it. 0 means DefaultDeadline.
+	Deadline time.Duration
+	// Log gets read errors. nil discards.
+	Log *slog.Logger
+}
+
+// Attachment is a mounted export.
+type Attachment struct {
+	dir     folder
+	lock    *os.File
+	binding *binding
+	gone    chan struct{}
+	stop    context.CancelFunc // ends watch
+	watch   sync.WaitGroup
+}
+
+// folder is the layout of Config.Dir.
+type folder string
+
+func (f folder) fuse() string  { return filepath.Join(string(f), "fuse") }
+func (f folder) image() string { return filepath.Join(f.fuse(), imageName) }
+func (f folder) root() string  { return filepath.Join(string(f), "root") }
+func (f folder) lock() string  { return filepath.Join(string(f), "lock") }
+
+// binding is an export bound to a block device.
+type binding struct {
+	device  string                          // such as /dev/loop0
+	bound   func() bool                     // false once the kernel has let go of it
+	release func(ctx context.Context) error // undoes the binding; the file system on it is unmounted
+}
+
+// A binder binds cfg.Source to a block device and calls mount with it while it
+// is sure to stay bound. It undoes its work when mount fails.
+type binder func(ctx context.Context, cfg Config, dir folder, mount func(device string) error) (*binding, error)
+
+// Attach sweeps what a killed process left in cfg.Dir, binds the source to a
+// block device and mounts it at Root, read-only, nosuid, nodev. When ctx ends
+// first, or anything fails, nothing is left. Errors: ErrInUse.
+func Attach(ctx context.Context, cfg Config) (*Attachment, error) {
+	return attachWith(ctx, cfg, bindFUSE)
+}
+
+func attachWith(ctx context.Context, cfg Config, bind binder) (*Attachment, error) {
+	if size := cfg.Source.Size(); size <= 0 || size%loopBlockSize != 0 {
+		return nil, fmt.Errorf("attach: device of %d bytes, want a multiple of %d", size, loopBlockSize)
+	}
+	switch {
+	case cfg.ReadAhead == 0:
+		cfg.ReadAhead = DefaultReadAhead
+	case cfg.ReadAhead < 0:
+		cfg.ReadAhead = 0
+	}
+	if cfg.Deadline == 0 {
+		cfg.Deadline = DefaultDeadline
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	dir, lock, err := prepare(ctx, cfg.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("attach at %s: %w", cfg.Dir, err)
+	}
+	b, err := bind(ctx, cfg, dir, func(device string) error {
+		if err := unix.Mount(device, dir.root(), "erofs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+			return fmt.Errorf("mount erofs of %s at %s: %w", device, dir.root(), err)
+		}
+		return nil
+	})
+	if err != nil {
+		err = fmt.Errorf("attach at %s: %w", cfg.Dir, err)
+		// The caller's ctx may be what ended it.
+		return nil, errors.Join(err, finish(context.WithoutCancel(ctx), dir, lock))
+	}
+	return watched(ctx, dir, lock, b), nil
+}
+
+// prepare makes the folder, takes its lock and clears it of leftovers.
+func prepare(ctx context.Context, path string) (folder, *os.File, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return "", nil, err
+	}
+	// Mount tables and loop devices speak of real paths.
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", nil, err
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return "", nil, err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", nil, err
+	}
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+		return "", nil, fmt.Errorf("folder %s has mode %#o, others must be shut out: chmod 700", path, mode)
+	}
+	dir := folder(path)
+	lock, err := lockFolder(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := sweep(ctx, dir); err != nil {
+		lock.Close()
+		return "", nil, err
+	}
+	if err := errors.Join(makeDir(dir.fuse()), makeDir(dir.root())); err != nil {
+		lock.Close()
+		return "", nil, err
+	}
+	return dir, lock, nil
+}
+
+// makeDir makes a folder, private to root, unless it is there.
+func makeDir(path string) error {
+	err := os.Mkdir(path, 0o700)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+func watched(ctx context.Context, dir folder, lock *os.File, b *binding) *Attachment {
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	a := &Attachment{dir: dir, lock: lock, binding: b, gone: make(chan struct{}), stop: stop}
+	a.watch.Go(func() {
+		for a.binding.bound() {
+			if sleep(ctx, watchInterval) != nil {
+				return
+			}
+		}
+		close(a.gone)
+	})
+	return a
+}
+
+// Root is where the file system is mounted.
+func (a *Attachment) Root() string { return a.dir.root() }
+
+// Device is the block device's path.
+func (a *Attachment) Device() string { return a.binding.device }
+
+// Gone is closed when somebody else has unmounted the file system everywhere:
+// at Root and in every mount namespace that had a copy. Detach is still due.
+func (a *Attachment) Gone() <-chan struct{} { return a.gone }
+
+// Detach unmounts and releases everything, at the latest when ctx ends. While
+// the file system is busy it keeps serving for a few seconds; then it detaches
+// lazily, and who still reads gets EIO. Called once.
+func (a *Attachment) Detach(ctx context.Context) error {
+	a.stop()
+	a.watch.Wait()
+	return errors.Join(
+		unmountAll(ctx, a.dir.root()),
+		a.binding.release(ctx),
+		finish(ctx, a.dir, a.lock),
+	)
+}
+
+// finish removes what prepare made and lets the folder go.
+func finish(ctx context.Context, dir folder, lock *os.File) error {
+	return errors.Join(sweep(ctx, dir), lock.Close())
+}
+
+// bindFUSE is the binder that works on every kernel: a loop device on a file
+// that this process serves by FUSE.
+func bindFUSE(ctx context.Context, cfg Config, dir folder, mount func(string) error) (*binding, error) {
+	srv, err := startFUSE(ctx, dir.fuse(), cfg)
+	if err != nil {
+		return nil, err
+	}
+	// The calls below wait for reads of the source; when ctx ends, they fail.
+	stop := context.AfterFunc(ctx, srv.cancel)
+	var n int
+	err = isolated(func() error {
+		var fd int
+		var err error
+		if n, fd, err = bindLoop(dir.image()); err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := tuneLoop(n, cfg.ReadAhead); err != nil {
+			return err
+		}
+		return mount(loopPath(n))
+	})
+	release := func(ctx context.Context) error {
+		loopCtx, cancel := context.WithTimeout(ctx, releaseGrace)
+		defer cancel()
+		err := errors.Join(freeLoops(loopCtx, dir.image()), unmountAll(ctx, dir.fuse()))
+		srv.stop()
+		return err
+	}
+	if !stop() && err == nil {
+		err = errors.Join(ctx.Err(), unmountAll(ctx, dir.root()))
+	}
+	if err != nil {
+		return nil, errors.Join(err, release(context.WithoutCancel(ctx)))
+	}
+	return &binding{
+		device:  loopPath(n),
+		bound:   func() bool { return loopBound(n, dir.image()) },
+		release: release,
+	}, nil
+}

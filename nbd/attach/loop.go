@@ -1,0 +1,177 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// loopBlockSize is EROFS's block size, and what direct reads are aligned to.
+	loopBlockSize = 4096
+	// maxLoopTries bounds the race with other programs for a free device.
+	maxLoopTries = 64
+)
+
+// loopPath returns the device file of loop device n.
+func loopPath(n int) string { return "/dev/loop" + strconv.Itoa(n) }
+
+// bindLoop binds a free loop device to the image file. It goes free when its
+// last user, the caller's descriptor fd included, is gone. Called in isolation.
+func bindLoop(image string) (n, fd int, err error) {
+	img, err := unix.Open(image, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, -1, fmt.Errorf("open %s: %w", image, err)
+	}
+	defer unix.Close(img)
+	ctl, err := unix.Open("/dev/loop-control", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, -1, fmt.Errorf("open /dev/loop-control (modprobe loop): %w", err)
+	}
+	defer unix.Close(ctl)
+	for range maxLoopTries {
+		n, err = unix.IoctlRetInt(ctl, unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return 0, -1, fmt.Errorf("find a free loop device: %w", err)
+		}
+		fd, err = configureLoop(n, img)
+		if !errors.Is(err, unix.EBUSY) {
+			return n, fd, err
+		}
+	}
+	return 0, -1, fmt.Errorf("no loop device could be had in %d tries: %w", maxLoopTries, err)
+}
+
+func configureLoop(n, img int) (int, error) {
+	fd, err := unix.Open(loopPath(n), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open loop device: %w", err)
+	}
+	cfg := &unix.LoopConfig{Fd: uint32(img), Size: loopBlockSize}
+	cfg.Info.Flags = unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO
+	if err := unix.IoctlLoopConfigure(fd, cfg); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("bind %s: %w", loopPath(n), err)
+	}
+	return fd, nil
+}
+
+// tuneLoop sets what LOOP_CONFIGURE cannot, and refuses a device that reads
+// through the page cache: there one stalled read stalls the others. Called in
+// isolation.
+func tuneLoop(n int, readAheadKiB int) error {
+	dio, err := readSysfs(n, "loop/dio")
+	if err != nil {
+		return err
+	}
+	if dio != "1" {
+		return fmt.Errorf("%s does not read directly from the fuse file (dio is %q)", loopPath(n), dio)
+	}
+	return writeSysfs(n, "queue/read_ahead_kb", strconv.Itoa(readAheadKiB))
+}
+
+func sysfsPath(n int, name string) string {
+	return filepath.Join("/sys/block", filepath.Base(loopPath(n)), name)
+}
+
+// readSysfs reads an attribute without the os package, for use in isolation.
+func readSysfs(n int, name string) (string, error) {
+	fd, err := unix.Open(sysfsPath(n, name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", fmt.Errorf("open %s: %w", sysfsPath(n, name), err)
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, unix.PathMax+1)
+	got, err := unix.Read(fd, buf)
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", sysfsPath(n, name), err)
+	}
+	return strings.TrimSuffix(string(buf[:got]), "\n"), nil
+}
+
+func writeSysfs(n int, name, value string) error {
+	fd, err := unix.Open(sysfsPath(n, name), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", sysfsPath(n, name), err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, []byte(value)); err != nil {
+		return fmt.Errorf("write %s to %s: %w", value, sysfsPath(n, name), err)
+	}
+	return nil
+}
+
+// loopBound reports whether loop device n is bound to the image file.
+func loopBound(n int, image string) bool {
+	file, err := readSysfs(n, "loop/backing_file")
+	return err == nil && file == image
+}
+
+// boundLoops returns the loop devices bound to the image file.
+func boundLoops(image string) ([]int, error) {
+	dirs, err := filepath.Glob("/sys/block/loop*")
+	if err != nil {
+		return nil, err
+	}
+	var ns []int
+	for _, dir := range dirs {
+		n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), "loop"))
+		if err == nil && loopBound(n, image) {
+			ns = append(ns, n)
+		}
+	}
+	return ns, nil
+}
+
+// freeLoops waits until no loop device is bound to the image file. Those still
+// bound are told to let go, which they do when their last user is gone.
+func freeLoops(ctx context.Context, image string) error {
+	for {
+		ns, err := boundLoops(image)
+		if err != nil || len(ns) == 0 {
+			return err
+		}
+		for _, n := range ns {
+			if err := isolated(func() error { return clearLoop(n, image) }); err != nil {
+				return err
+			}
+		}
+		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+			return fmt.Errorf("%s is still used: %w", loopPath(ns[0]), err)
+		}
+	}
+}
+
+// clearLoop is called in isolation: closing the device may wait for its reads.
+func clearLoop(n int, image string) error {
+	fd, err := unix.Open(loopPath(n), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open loop device: %w", err)
+	}
+	defer unix.Close(fd)
+	if !loopBound(n, image) { // went free and to another before it was opened
+		return nil
+	}
+	if _, err := unix.IoctlRetInt(fd, unix.LOOP_CLR_FD); err != nil && !errors.Is(err, unix.ENXIO) {
+		return fmt.Errorf("clear %s: %w", loopPath(n), err)
+	}
+	return nil
+}
+
+// sleep waits for d or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

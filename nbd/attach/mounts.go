@@ -1,0 +1,82 @@
+package attach
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// busyGrace is how long a busy file system is asked to unmount before it is
+// detached lazily: long enough for a program that is just closing files.
+const busyGrace = 2 * time.Second
+
+// mounted returns how many file systems are mounted on path, one over another.
+func mounted(path string) (int, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return countMounts(f, path)
+}
+
+// countMounts reads the form of proc_pid_mountinfo(5): the fifth field is the
+// mount point, its odd bytes written in octal.
+func countMounts(r io.Reader, path string) (int, error) {
+	n := 0
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20) // overlay options can be long
+	for lines.Scan() {
+		fields := strings.SplitN(lines.Text(), " ", 6)
+		if len(fields) == 6 && unescape(fields[4]) == path {
+			n++
+		}
+	}
+	return n, lines.Err()
+}
+
+func unescape(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+4 <= len(s) {
+			if v, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(v))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// unmountAll unmounts whatever is mounted on path; nothing is fine too. What
+// stays busy is detached: it vanishes from path and lives on for its users.
+func unmountAll(ctx context.Context, path string) error {
+	lazyAt := time.Now().Add(busyGrace)
+	for {
+		n, err := mounted(path)
+		if err != nil || n == 0 {
+			return err
+		}
+		flags := unix.UMOUNT_NOFOLLOW
+		if time.Now().After(lazyAt) || ctx.Err() != nil {
+			flags |= unix.MNT_DETACH
+		}
+		err = isolated(func() error { return unix.Unmount(path, flags) })
+		switch {
+		case errors.Is(err, unix.EBUSY) && flags&unix.MNT_DETACH == 0:
+			sleep(ctx, 20*time.Millisecond)
+		case err != nil && !errors.Is(err, unix.EINVAL): // EINVAL: another was faster
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package attach
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// stateFile is the name of the state record in the folder of an attachment.
+const stateFile = "shim.json"
+
+// maxState bounds the record when it is read.
+const maxState = 64 << 10
+
+// Phase is how far a shim has come.
+type Phase string
+
+// The phases, in order.
+const (
+	PhaseMounted  Phase = "mounted"  // serving
+	PhaseStopping Phase = "stopping" // unmounting
+)
+
+// State is what a shim writes about itself, once its image is mounted, for the
+// processes that manage mounts; Detach and Sweep remove it. PID and Start together name a process: numbers are used again.
+type State struct {
+	Version int    `json:"version"` // 1
+	PID     int    `json:"pid"`
+	Start   uint64 `json:"start"` // in clock ticks since boot, as in proc_pid_stat(5)
+	Phase   Phase  `json:"phase"`
+	Socket  string `json:"socket"` // the reader's
+	Export  string `json:"export"`
+	Size    int64  `json:"size"`
+	Device  string `json:"device"`
+	Root    string `json:"root"`
+}
+
+// Write puts s into the folder as a whole: a reader sees the old or the new
+// record. It need not survive a power cut, which ends the mount as well.
+func (s State) Write(dir string) error {
+	s.Version = 1
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, stateFile)
+	tmp := path + ".tmp"
+	if err := os.WriteFile(tmp, append(b, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+// ReadState reads the record in a folder. Errors: fs.ErrNotExist.
+func ReadState(dir string) (State, error) {
+	path := filepath.Join(dir, stateFile)
+	f, err := os.Open(path)
+	if err != nil {
+		return State{}, err
+	}
+	defer f.Close()
+	b := make([]byte, maxState)
+	n, err := f.Read(b)
+	if err != nil {
+		return State{}, fmt.Errorf("read %s: %w", path, err)
+	}
+	d := json.NewDecoder(bytes.NewReader(b[:n]))
+	d.DisallowUnknownFields()
+	var s State
+	if err := d.Decode(&s); err != nil {
+		return State{}, fmt.Errorf("read %s: %w", path, err)
+	}
+	if s.Version != 1 {
+		return State{}, fmt.Errorf("read %s: version %d, this program knows 1", path, s.Version)
+	}
+	return s, nil
+}
+
+// Alive reports whether the process that wrote s still runs.
+func (s State) Alive() bool {
+	start, err := ProcessStart(s.PID)
+	return err == nil && start == s.Start
+}
+
+// ProcessStart returns when a process began, in clock ticks since boot. A
+// zombie counts as ended.
+func ProcessStart(pid int) (uint64, error) {
+	path := filepath.Join("/proc", strconv.Itoa(pid), "stat")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	// The name, in parentheses, may hold anything; fields are counted behind it.
+	_, rest, ok := strings.Cut(string(b[max(bytes.LastIndexByte(b, ')'), 0):]), ") ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 20 {
+		return 0, fmt.Errorf("%s is malformed", path)
+	}
+	if fields[0] == "Z" || fields[0] == "X" {
+		return 0, fmt.Errorf("process %d has ended", pid)
+	}
+	return strconv.ParseUint(fields[19], 10, 64)
+}

@@ -1,0 +1,16 @@
+// Package nbd speaks the Network Block Device protocol, as server and client:
+// fixed newstyle handshake, simple and structured replies, read-only exports.
+// It imports nothing of quarry, so any NBD program can stand on either side.
+package nbd
+
+import "context"
+
+// Device is what an export serves: a read-only array of bytes.
+type Device interface {
+	// ReadAt fills p with the bytes at off, all of them right, or returns an
+	// error and leaves p undefined. off+len(p) is at most Size(). Safe for
+	// concurrent use.
+	ReadAt(ctx context.Context, p []byte, off int64) error
+	// Size is the device's length in bytes, constant, a multiple of 4096.
+	Size() int64
+}
