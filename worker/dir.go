@@ -1,0 +1,153 @@
+// Package worker is the image path of one machine that runs sandboxes: it
+// fetches and verifies images, mounts them through a reader and a shim process,
+// and runs commands in them under runsc. It keeps all state in one private
+// folder, so that any command can clean up after one that was killed.
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"quarry/internal/durable"
+	"quarry/nbd/attach"
+	"quarry/store/chunk"
+)
+
+// maxDirPath bounds the length of the worker folder's path: the sockets in it
+// must fit the 108 bytes of a unix socket address.
+const maxDirPath = 80
+
+// Dir is a worker folder. Its layout:
+//
+//	images/<id>/     statement, config, bootstrap: verified when read, every time
+//	mounts/<id>/     shim.json, fuse/, root/ (the EROFS mount), refs/
+//	mounts/<id>.lock held while the mount of that image changes
+//	sandboxes/<sid>/ bundle, runsc state, upper layer of one sandbox
+//	reader.sock      the reader's NBD socket; reader.http its statistics
+//	serials.json     highest serial seen of each name
+type Dir struct{ path string }
+
+// OpenDir makes the folder when missing, with mode 0700, and returns it. An
+// existing folder must belong to this user and be closed to others.
+func OpenDir(path string) (Dir, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return Dir{}, fmt.Errorf("worker folder %s: %w", path, err)
+	}
+	if len(abs) > maxDirPath {
+		return Dir{}, fmt.Errorf("worker folder %s: the path has %d bytes, at most %d fit a socket address; choose a shorter --worker-dir", abs, len(abs), maxDirPath)
+	}
+	for _, sub := range []string{"", "images", "mounts", "sandboxes"} {
+		if err := os.MkdirAll(filepath.Join(abs, sub), 0o700); err != nil {
+			return Dir{}, fmt.Errorf("worker folder: %w", err)
+		}
+	}
+	st, err := os.Stat(abs)
+	if err != nil {
+		return Dir{}, fmt.Errorf("worker folder: %w", err)
+	}
+	if st.Mode().Perm()&0o077 != 0 {
+		return Dir{}, fmt.Errorf("worker folder %s has mode %04o: sandboxes must not reach it; chmod 0700 it", abs, st.Mode().Perm())
+	}
+	return Dir{path: abs}, nil
+}
+
+// Path returns the folder's absolute path.
+func (d Dir) Path() string { return d.path }
+
+// ReaderSocket is where the reader serves NBD.
+func (d Dir) ReaderSocket() string { return filepath.Join(d.path, "reader.sock") }
+
+// ReaderControl is where the reader serves its statistics over HTTP.
+func (d Dir) ReaderControl() string { return filepath.Join(d.path, "reader.http") }
+
+func (d Dir) imageDir(id chunk.Digest) string { return filepath.Join(d.path, "images", id.Hex()) }
+func (d Dir) mountDir(id chunk.Digest) string { return filepath.Join(d.path, "mounts", id.Hex()) }
+
+// lockFile is an flock(2) lock; the kernel drops it when its holder dies.
+type lockFile struct{ f *os.File }
+
+// errLocked says that another process holds the lock.
+var errLocked = errors.New("locked by another process")
+
+// lockPoll is how often a waiting lock is tried; flock itself cannot be cancelled.
+const lockPoll = 5 * time.Millisecond
+
+// tryLock takes the lock or returns errLocked.
+func tryLock(path string) (*lockFile, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return &lockFile{f}, nil
+	}
+	f.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errLocked
+	}
+	return nil, fmt.Errorf("lock %s: %w", path, err)
+}
+
+// lock waits for the lock until ctx ends.
+func lock(ctx context.Context, path string) (*lockFile, error) {
+	for {
+		l, err := tryLock(path)
+		if !errors.Is(err, errLocked) {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for %s: %w", path, ctx.Err())
+		case <-time.After(lockPoll):
+		}
+	}
+}
+
+func (l *lockFile) unlock() { l.f.Close() }
+
+// process identifies a process beyond the reuse of its pid.
+type process struct {
+	PID       int    `json:"pid"`
+	StartTime uint64 `json:"start_time"` // clock ticks since boot
+}
+
+func self() (process, error) { return processOf(os.Getpid()) }
+
+func processOf(pid int) (process, error) {
+	start, err := attach.ProcessStart(pid)
+	return process{PID: pid, StartTime: start}, err
+}
+
+// alive reports whether that very process still runs.
+func (p process) alive() bool {
+	now, err := processOf(p.PID)
+	return err == nil && now == p
+}
+
+func writeJSON(path string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return durable.WriteFile(path, b, 0o600)
+}
+
+func readJSON(path string, v any) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+package worker
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"quarry/store/image"
+)
+
+const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// runsHere refuses an image of another architecture before anything is mounted.
+func runsHere(im *Image) error {
+	host := image.HostPlatform()
+	p := im.Statement.Platform
+	if p.OS != host.OS || p.Arch != host.Arch {
+		return fmt.Errorf("%w: it is %s, this machine runs %s; convert the image with --platform %s", ErrPlatform, p, host, host)
+	}
+	return nil
+}
+
+// newSpec makes the OCI runtime spec of a command in the image mounted at root.
+// Everything it looks up, users and programs, is looked up inside the image.
+func newSpec(im *Image, root string, c Command) (*specs.Spec, error) {
+	var config v1.Image
+	if err := json.Unmarshal(im.Config, &config); err != nil {
+		return nil, fmt.Errorf("image config %s: %w", im.Statement.Config, err)
+	}
+	r, err := openRoot(root)
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	p, err := newProcess(r, config.Config, c)
+	if err != nil {
+		return nil, err
+	}
+	mounts := baseMounts()
+	if !r.isDir(p.Cwd) {
+		// The runtimes make a missing working directory; the image cannot be
+		// written, so it becomes a mount point.
+		mounts = append(mounts, specs.Mount{Destination: p.Cwd, Type: "tmpfs", Source: "tmpfs"})
+	}
+	return &specs.Spec{
+		Version: specs.Version, Process: p, Hostname: "sandbox", Mounts: mounts,
+		Root: &specs.Root{Path: root},
+		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
+			{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+			{Type: specs.MountNamespace}, {Type: specs.NetworkNamespace},
+		}},
+	}, nil
+}
+
+func newProcess(r *root, config v1.ImageConfig, c Command) (*specs.Process, error) {
+	userName := c.User
+	if userName == "" {
+		userName = config.User
+	}
+	u, err := r.lookupUser(userName)
+	if err != nil {
+		return nil, err
+	}
+	env := mergeEnv([]string{defaultPath, "HOME=" + u.home}, config.Env, c.Env)
+	if c.Terminal {
+		env = mergeEnv([]string{"TERM=xterm"}, env)
+	}
+	cwd := c.WorkDir
+	if cwd == "" {
+		cwd = config.WorkingDir
+	}
+	if !path.IsAbs(cwd) {
+		cwd = path.Join("/", cwd)
+	}
+	args, err := commandLine(config, c)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.checkCommand(args[0], cwd, env); err != nil {
+		return nil, err
+	}
+	caps := defaultCapabilities()
+	limited := &specs.LinuxCapabilities{Bounding: caps, Permitted: caps, Effective: caps}
+	if u.uid != 0 {
+		limited = &specs.LinuxCapabilities{Bounding: caps}
+	}
+	return &specs.Process{
+		Terminal: c.Terminal, Args: args, Env: env, Cwd: path.Clean(cwd), Capabilities: limited,
+		User:    specs.User{UID: u.uid, GID: u.gid, AdditionalGids: u.groups},
+		Rlimits: []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 20, Soft: 1 << 20}},
+	}, nil
+}
+
+// commandLine joins entrypoint and arguments as docker does: arguments replace
+// Cmd and follow Entrypoint; another entrypoint drops the image's Cmd.
+func commandLine(config v1.ImageConfig, c Command) ([]string, error) {
+	entry, cmd := config.Entrypoint, config.Cmd
+	if len(c.Entrypoint) > 0 {
+		entry, cmd = c.Entrypoint, nil
+	}
+	if len(c.Args) > 0 {
+		cmd = c.Args
+	}
+	args := append(append([]string(nil), entry...), cmd...)
+	if len(args) == 0 || args[0] == "" {
+		return nil, fmt.Errorf("the image names no command: give one after the image")
+	}
+	return args, nil
+}
+
+// mergeEnv joins lists of K=V; a later value of a key replaces the earlier one
+// in its place.
+func mergeEnv(lists ...[]string) []string {
+	var out []string
+	at := map[string]int{}
+	for _, list := range lists {
+		for _, kv := range list {
+			key, _, _ := strings.Cut(kv, "=")
+			if i, ok := at[key]; ok {
+				out[i] = kv
+				continue
+			}
+			at[key] = len(out)
+			out = append(out, kv)
+		}
+	}
+	return out
+}
+
+func baseMounts() []specs.Mount {
+	return []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc"},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts"},
+		{Destination: "/dev/shm", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+	}
+}
+
+// defaultCapabilities is docker's default set.
+func defaultCapabilities() []string {
+	return []string{
+		"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
+		"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
+	}
+}
+
+func writeSpec(dir string, spec *specs.Spec) error {
+	b, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "config.json"), b, 0o600)
+}
