@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"quarry/api"
+	"quarry/store/image"
+)
+
+type convertOptions struct {
+	target   target
+	source   string
+	name     string
+	platform string
+	json     bool
+}
+
+func newConvert() *cobra.Command {
+	o := convertOptions{target: target{create: true}}
+	c := &cobra.Command{
+		Use:   "convert SRC --name REPO[:TAG] --data DIR",
+		Short: "convert an OCI image into a data folder",
+		Long: `convert reads an OCI image, stores its new chunks and publishes it under --name. SRC is
+oci:DIR[:TAG|@DIGEST] or oci-archive:FILE[:TAG]. Layers that this data folder has already
+read are not read again. The last line on stdout is NAME@sha256:<source digest>. A failed
+conversion changes no name.`,
+		Args: exactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			o.source = args[0]
+			return runConvert(c.Context(), o, c.OutOrStdout(), c.ErrOrStderr())
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.target.data, "data", os.Getenv("QUARRY_DATA"), "data folder, made when missing (env QUARRY_DATA)")
+	f.StringVar(&o.name, "name", "", "REPO[:TAG] to publish the image under; the default tag is latest")
+	f.StringVar(&o.platform, "platform", "", "OS/ARCH[/VARIANT] to take from an image index; default is this machine's")
+	f.BoolVar(&o.json, "json", false, "print the result as JSON before the last line")
+	return c
+}
+
+func runConvert(ctx context.Context, o convertOptions, stdout, stderr io.Writer) error {
+	if o.name == "" {
+		return usageError("convert needs --name REPO[:TAG]")
+	}
+	name, err := image.ParseName(o.name)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errUsage, err)
+	}
+	source, err := absoluteSource(o.source)
+	if err != nil {
+		return err
+	}
+	cl, err := o.target.client()
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	bar := newProgress(stderr)
+	res, err := cl.Convert(ctx, api.ConvertRequest{Source: source, Name: name.String(), Platform: o.platform}, bar.step)
+	bar.end()
+	if err != nil {
+		return err
+	}
+	if o.json {
+		if err := json.NewEncoder(stdout).Encode(map[string]any{"version": 1, "result": res}); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintf(stdout, "%s@%s\n", res.Name, res.Source)
+	return err
+}
+
+// absoluteSource makes the path in SRC absolute: the data folder's server, which
+// opens it, has another working directory.
+func absoluteSource(src string) (string, error) {
+	scheme, path, ok := strings.Cut(src, ":")
+	if !ok || path == "" || strings.HasPrefix(path, "//") {
+		return src, nil // the converter says what is wrong with it
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	return scheme + ":" + abs, nil
+}
+
+func usageError(text string) error { return fmt.Errorf("%w: %s", errUsage, text) }
+
+// progress shows long work: a line that is rewritten on a terminal, a line a
+// step elsewhere.
+type progress struct {
+	w        io.Writer
+	terminal bool
+	last     string
+}
+
+func newProgress(w io.Writer) *progress {
+	f, ok := w.(*os.File)
+	return &progress{w: w, terminal: ok && term.IsTerminal(int(f.Fd()))}
+}
+
+func (p *progress) step(s api.Progress) {
+	line := strings.TrimSpace(s.Step + " " + s.Item)
+	if !p.terminal {
+		if line != p.last {
+			fmt.Fprintln(p.w, line)
+		}
+		p.last = line
+		return
+	}
+	if s.Total > 0 {
+		const width = 30
+		full := int(min(s.Done, s.Total) * width / s.Total)
+		line = fmt.Sprintf("[%s%s] %3d%% %s", strings.Repeat("=", full), strings.Repeat(" ", width-full), min(s.Done, s.Total)*100/s.Total, line)
+	}
+	const screen = 79
+	fmt.Fprintf(p.w, "\r%-*.*s", screen, screen, line)
+	p.last = line
+}
+
+func (p *progress) end() {
+	if p.terminal && p.last != "" {
+		fmt.Fprintln(p.w)
+	}
+}

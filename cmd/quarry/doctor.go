@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// runscModule is the version of runsc that quarry is tested with.
+const runscModule = "gvisor.dev/gvisor/runsc@v0.0.0-20260701204157-69c2d17aea96"
+
+func newDoctor() *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor",
+		Short: "say what this machine has and lacks for running sandboxes",
+		Long: `doctor looks for what quarry mount and quarry run need and prints a line for each thing,
+with the fix for what is missing. It exits 1 when something is missing.`,
+		Args: exactArgs(0),
+		RunE: func(c *cobra.Command, _ []string) error { return runDoctor(c.Context(), c.OutOrStdout()) },
+	}
+}
+
+func runDoctor(ctx context.Context, stdout io.Writer) error {
+	missing := 0
+	for _, p := range []struct {
+		what, fix string
+		look      func(context.Context) (string, error)
+	}{
+		{"root rights", "run as root", lookRoot},
+		{"kernel EROFS", "modprobe erofs (Linux 6.4 or newer)", lookFilesystem("erofs")},
+		{"FUSE", "modprobe fuse", lookFile("/dev/fuse")},
+		{"loop devices", "modprobe loop", lookFile("/dev/loop-control")},
+		{"quarry-shim", "install it beside quarry", lookShim},
+		{"runsc", "CGO_ENABLED=0 go install " + runscModule + ", and put it on the PATH", lookRunsc},
+	} {
+		found, err := p.look(ctx)
+		if err != nil {
+			missing++
+			fmt.Fprintf(stdout, "missing  %-14s %v; fix: %s\n", p.what, err, p.fix)
+			continue
+		}
+		fmt.Fprintf(stdout, "ok       %-14s %s\n", p.what, found)
+	}
+	fmt.Fprintf(stdout, "         %-14s %s/%s, %d processors, attach through FUSE\n", "machine", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
+	if missing > 0 {
+		return fmt.Errorf("%d things are missing", missing)
+	}
+	return nil
+}
+
+func lookRoot(context.Context) (string, error) {
+	if uid := os.Geteuid(); uid != 0 {
+		return "", fmt.Errorf("uid is %d", uid)
+	}
+	return "uid 0", nil
+}
+
+func lookFile(path string) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) {
+		_, err := os.Stat(path)
+		return path, err
+	}
+}
+
+func lookFilesystem(name string) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) {
+		raw, err := os.ReadFile("/proc/filesystems")
+		if err != nil {
+			return "", err
+		}
+		for line := range strings.Lines(string(raw)) {
+			if f := strings.Fields(line); len(f) > 0 && f[len(f)-1] == name {
+				return "in /proc/filesystems", nil
+			}
+		}
+		return "", fmt.Errorf("%s is not in /proc/filesystems", name)
+	}
+}
+
+func lookShim(context.Context) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	return findShim(self)
+}
+
+func lookRunsc(ctx context.Context) (string, error) {
+	path, err := exec.LookPath("runsc")
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("%s --version: %w", path, err)
+	}
+	first, _, _ := strings.Cut(string(out), "\n")
+	return path + ", " + first, nil
+}

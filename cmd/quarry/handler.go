@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"quarry/api"
+	"quarry/converter"
+	"quarry/store/check"
+	"quarry/store/image"
+	"quarry/store/packed"
+)
+
+// newHandler wires the data folder to the HTTP contract.
+func newHandler(o *owner, log *slog.Logger) *api.Handler {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(o.metrics.Collectors()...)
+	return api.NewHandler(api.Config{
+		Chunks: o.store, Names: o.catalog, Bucket: o.bucket, Local: true,
+		Convert: func(ctx context.Context, r api.ConvertRequest, step func(api.Progress)) (api.ConvertResult, error) {
+			return o.convert(ctx, r, step, log)
+		},
+		Check: o.check, Rebuild: o.rebuild, Stats: o.stats,
+		Registry: reg, Log: log,
+	})
+}
+
+func (o *owner) convert(ctx context.Context, r api.ConvertRequest, step func(api.Progress), log *slog.Logger) (api.ConvertResult, error) {
+	name, err := image.ParseName(r.Name)
+	if err != nil {
+		return api.ConvertResult{}, fmt.Errorf("%w: %w", api.ErrBadRequest, err)
+	}
+	var platform image.Platform
+	if r.Platform != "" {
+		if platform, err = image.ParsePlatform(r.Platform); err != nil {
+			return api.ConvertResult{}, fmt.Errorf("%w: %w", api.ErrBadRequest, err)
+		}
+	}
+	res, err := converter.Convert(ctx, converter.Config{
+		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, ChunkSize: uint32(o.meta.ChunkSize),
+		MACKey: o.macKey, SigningKey: o.signing, Log: log,
+		Progress: func(e converter.Event) { step(progressOf(e)) },
+	}, converter.Request{Source: r.Source, Name: name, Platform: platform})
+	if err != nil {
+		var input *converter.InputError
+		if errors.As(err, &input) {
+			return api.ConvertResult{}, fmt.Errorf("%w: %w", api.ErrImageFailed, err)
+		}
+		return api.ConvertResult{}, err
+	}
+	for _, w := range res.Warnings {
+		step(api.Progress{Step: "warning", Item: w})
+	}
+	return api.ConvertResult{
+		Name: name.String(), Source: res.Source, ImageID: res.ImageID, Bootstrap: res.Statement.Bootstrap,
+		Platform: res.Statement.Platform.String(), Signed: o.signing != nil,
+		Layers: res.Layers, LayersSkipped: res.LayersReused,
+		PlainBytes: res.FileBytes, NewChunks: res.NewChunks,
+		NewPlainBytes: res.NewPlainBytes, NewStoredBytes: res.NewStoredBytes,
+	}, nil
+}
+
+func progressOf(e converter.Event) api.Progress {
+	item := fmt.Sprintf("%d of %d %s", e.Layer, e.Layers, e.Digest)
+	if e.Cached {
+		item += " (known)"
+	}
+	return api.Progress{Step: "layer", Item: item, Done: e.Read, Total: e.Size, Unit: "bytes"}
+}
+
+func (o *owner) check(ctx context.Context, r api.CheckRequest, report func(api.Problem)) (api.CheckSummary, error) {
+	sum, err := check.Run(ctx, check.Config{
+		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, Trust: o.trust, MACKey: o.macKey, Quick: r.Quick,
+	}, func(p check.Problem) {
+		q := api.Problem{Kind: p.Kind, Object: p.Object, Offset: p.Offset, Message: p.Message, Images: p.Images}
+		if !p.Digest.IsZero() {
+			q.Digest = p.Digest.String()
+		}
+		report(q)
+	})
+	return api.CheckSummary{Packs: sum.Packs, Chunks: sum.Chunks, Bytes: sum.Bytes, Images: sum.Images, Problems: sum.Problems}, err
+}
+
+func (o *owner) rebuild(ctx context.Context) (api.RebuildResult, error) {
+	err := o.store.Rebuild(ctx, func(p packed.Problem) {
+		o.log.WarnContext(ctx, "index rebuild", "problem", p.String())
+	})
+	res := api.RebuildResult{Packs: int64(len(o.catalog.Packs()))}
+	if err != nil {
+		return res, err
+	}
+	for _, err := range o.index.All(ctx) {
+		if err != nil {
+			return res, err
+		}
+		res.Chunks++
+	}
+	return res, nil
+}
+
+func (o *owner) stats(context.Context) (api.StoreStats, error) {
+	st := api.StoreStats{ChunkSize: o.meta.ChunkSize, Names: int64(len(o.catalog.Names()))}
+	for _, p := range o.catalog.Packs() {
+		st.Packs++
+		st.PackBytes += p.Size
+	}
+	return st, nil
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"quarry/store/image"
+)
+
+func newImages() *cobra.Command {
+	var t target
+	var asJSON bool
+	list := func(c *cobra.Command, _ []string) error {
+		cl, err := t.client()
+		if err != nil {
+			return err
+		}
+		defer cl.Close()
+		names, err := cl.Names(c.Context())
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return json.NewEncoder(c.OutOrStdout()).Encode(map[string]any{"version": 1, "names": names})
+		}
+		w := tabwriter.NewWriter(c.OutOrStdout(), 0, 8, 2, ' ', 0)
+		for _, n := range names {
+			fmt.Fprintf(w, "%s:%s\t%s\n", n.Repo, n.Tag, n.Source)
+		}
+		return w.Flush()
+	}
+	c := &cobra.Command{
+		Use:   "images [ls|show|rm]",
+		Short: "list, show and remove the names of a store",
+		Args:  exactArgs(0),
+		RunE:  list,
+	}
+	ls := &cobra.Command{Use: "ls", Short: "list names and source digests", Args: exactArgs(0), RunE: list}
+	show := newImagesShow(&t)
+	rm := &cobra.Command{
+		Use:   "rm IMAGE",
+		Short: "remove a name; its chunks stay",
+		Args:  exactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			ref, err := image.ParseName(args[0])
+			if err != nil {
+				return fmt.Errorf("%w: %w", errUsage, err)
+			}
+			cl, err := t.client()
+			if err != nil {
+				return err
+			}
+			defer cl.Close()
+			return cl.DeleteName(c.Context(), ref)
+		},
+	}
+	for _, sub := range []*cobra.Command{c, ls, show, rm} {
+		t.flags(sub)
+	}
+	for _, sub := range []*cobra.Command{c, ls} {
+		sub.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	}
+	c.AddCommand(ls, show, rm)
+	return c
+}
+
+func newImagesShow(t *target) *cobra.Command {
+	var platform string
+	c := &cobra.Command{
+		Use:   "show IMAGE",
+		Short: "print the verified statements of an image as JSON",
+		Args:  exactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			v, err := verifiedImage(c.Context(), *t, args[0], platform)
+			if err != nil {
+				return err
+			}
+			e := json.NewEncoder(c.OutOrStdout())
+			e.SetIndent("", "  ")
+			return e.Encode(map[string]any{
+				"version": 1, "image_id": v.ID, "key_id": v.KeyID, "statement": v.Statement, "name": v.Name,
+			})
+		},
+	}
+	c.Flags().StringVar(&platform, "platform", "", "OS/ARCH[/VARIANT]; default is this machine's")
+	return c
+}

@@ -1,0 +1,230 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"quarry/chunkindex"
+	"quarry/internal/durable"
+	"quarry/signer"
+	"quarry/store/bucket"
+	"quarry/store/bucket/dir"
+	"quarry/store/catalog"
+	"quarry/store/chunk"
+	"quarry/store/packed"
+)
+
+// dataDir names the parts of a data folder.
+type dataDir string
+
+func (d dataDir) lock() string         { return filepath.Join(string(d), "lock") }
+func (d dataDir) bucket() string       { return filepath.Join(string(d), "bucket") }
+func (d dataDir) index() string        { return filepath.Join(string(d), "index") }
+func (d dataDir) tmp() string          { return filepath.Join(string(d), "tmp") }
+func (d dataDir) keys() string         { return filepath.Join(string(d), "keys") }
+func (d dataDir) signingKey() string   { return filepath.Join(d.keys(), "signing.key") }
+func (d dataDir) signingPub() string   { return filepath.Join(d.keys(), "signing.pub") }
+func (d dataDir) converterKey() string { return filepath.Join(d.keys(), "converter.key") }
+func (d dataDir) run() string          { return filepath.Join(string(d), "run") }
+func (d dataDir) socket() string       { return filepath.Join(d.run(), "quarry.sock") }
+func (d dataDir) serveLog() string     { return filepath.Join(d.run(), "serve.log") }
+func (d dataDir) ownerFile() string    { return filepath.Join(d.run(), "owner") }
+
+// exists reports whether a store was ever made in the folder.
+func (d dataDir) exists() bool {
+	_, err := os.Stat(d.bucket())
+	return err == nil
+}
+
+// errOwned says that another process owns the data folder.
+var errOwned = errors.New("another process owns the data folder")
+
+// owner is the one process that has a data folder open: everything that needs
+// the index or writes the bucket happens in it.
+type owner struct {
+	dir     dataDir
+	lock    *os.File
+	bucket  *dir.Bucket
+	catalog *catalog.Catalog
+	index   *chunkindex.Index
+	store   *packed.Store
+	meta    packed.Meta
+	signing *signer.Key // nil: images stay unsigned
+	trust   signer.Trust
+	macKey  []byte
+	metrics *packed.Metrics
+	log     *slog.Logger
+}
+
+// ownerConfig says how to open a data folder.
+type ownerConfig struct {
+	dir     dataDir
+	keyFile string // signs instead of keys/signing.key
+	noSign  bool
+	workers int
+	log     *slog.Logger
+}
+
+// openOwner opens a data folder, making what is missing of it.
+func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
+	o := &owner{dir: cfg.dir, metrics: packed.NewMetrics(), log: cfg.log}
+	defer func() {
+		if err != nil {
+			o.close()
+		}
+	}()
+	for _, sub := range []string{string(cfg.dir), cfg.dir.keys(), cfg.dir.run(), cfg.dir.tmp()} {
+		if err := os.MkdirAll(sub, 0o700); err != nil {
+			return nil, fmt.Errorf("data folder: %w", err)
+		}
+	}
+	if o.lock, err = takeLock(cfg.dir.lock()); err != nil {
+		return nil, err
+	}
+	if err := o.openKeys(cfg); err != nil {
+		return nil, err
+	}
+	if o.bucket, err = dir.Open(cfg.dir.bucket()); err != nil {
+		return nil, err
+	}
+	o.meta, err = packed.OpenMeta(ctx, o.bucket)
+	if errors.Is(err, bucket.ErrNotFound) {
+		o.meta, err = packed.CreateMeta(ctx, o.bucket, chunk.DefaultSize, time.Now())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if o.catalog, err = catalog.Open(ctx, catalog.Config{Journal: o.bucket, Log: cfg.log}); err != nil {
+		return nil, err
+	}
+	if o.index, err = chunkindex.Open(chunkindex.Config{Dir: cfg.dir.index(), Log: cfg.log}); err != nil {
+		return nil, err
+	}
+	o.store, err = packed.Open(ctx, packed.Config{
+		Bucket: o.bucket, Catalog: o.catalog, Index: o.index, ChunkSize: o.meta.ChunkSize,
+		TmpDir: cfg.dir.tmp(), Workers: cfg.workers, Log: cfg.log,
+		Metrics: o.metrics,
+	})
+	return o, err
+}
+
+func (o *owner) close() error {
+	var errs []error
+	if o.index != nil {
+		errs = append(errs, o.index.Close())
+	}
+	if o.bucket != nil {
+		errs = append(errs, o.bucket.Close())
+	}
+	if o.lock != nil {
+		errs = append(errs, o.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func takeLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("data folder: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return f, nil
+	}
+	f.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("%s: %w", filepath.Dir(path), errOwned)
+	}
+	return nil, fmt.Errorf("lock data folder: %w", err)
+}
+
+// converterKeySize is the size of the layer records' MAC key, in bytes.
+const converterKeySize = 32
+
+func (o *owner) openKeys(cfg ownerConfig) (err error) {
+	if o.macKey, err = loadConverterKey(cfg.dir.converterKey()); err != nil {
+		return err
+	}
+	switch {
+	case cfg.noSign:
+	case cfg.keyFile != "":
+		o.signing, err = signer.LoadKey(cfg.keyFile)
+	default:
+		o.signing, err = loadSigningKey(cfg.dir)
+	}
+	if err != nil {
+		return err
+	}
+	o.trust, err = signer.LoadTrust(cfg.dir.keys())
+	if cfg.noSign && errors.Is(err, signer.ErrNoKeys) {
+		return nil
+	}
+	return err
+}
+
+func loadSigningKey(d dataDir) (*signer.Key, error) {
+	key, err := signer.LoadKey(d.signingKey())
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return key, err
+	}
+	if key, err = signer.Generate(); err != nil {
+		return nil, err
+	}
+	// The public half first: a key whose public half is missing would sign
+	// images that this folder itself does not trust.
+	if err := os.Remove(d.signingPub()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if err := key.Public().Save(d.signingPub()); err != nil {
+		return nil, err
+	}
+	return key, key.Save(d.signingKey())
+}
+
+func loadConverterKey(path string) ([]byte, error) {
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		key := make([]byte, converterKeySize)
+		rand.Read(key)
+		return key, durable.WriteFile(path, []byte(hex.EncodeToString(key)+"\n"), 0o600)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("converter key: %w", err)
+	}
+	key, err := hex.DecodeString(strings.TrimSpace(string(raw)))
+	if err != nil || len(key) != converterKeySize {
+		return nil, fmt.Errorf("converter key %s is damaged: want %d hex digits; remove it and layers are read anew", path, 2*converterKeySize)
+	}
+	return key, nil
+}
+
+// waitLock is openOwner's lock for a server that takes over from a background
+// server: that one was told to end and needs a moment.
+func waitLock(ctx context.Context, path string, limit time.Duration) error {
+	deadline := time.Now().Add(limit)
+	for {
+		f, err := takeLock(path)
+		if err == nil {
+			return f.Close()
+		}
+		if !errors.Is(err, errOwned) || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"quarry/api/client"
+	"quarry/store/chunk"
+	"quarry/worker"
+)
+
+// newReader is hidden: mounts start it by themselves.
+func newReader() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use:    "reader --worker-dir DIR",
+		Short:  "serve the images of a worker folder over NBD",
+		Hidden: true,
+		Args:   exactArgs(0),
+		RunE: func(c *cobra.Command, _ []string) error {
+			return runReader(c.Context(), dir, c.ErrOrStderr())
+		},
+	}
+	c.Flags().StringVar(&dir, "worker-dir", "", "worker folder")
+	return c
+}
+
+func runReader(ctx context.Context, dir string, stderr io.Writer) error {
+	d, err := worker.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	return worker.RunReader(ctx, worker.ReaderConfig{
+		Dir: d, Open: openChunks, Log: slog.New(slog.NewJSONHandler(stderr, nil)),
+	})
+}
+
+// chunkSource is a store client as the reader wants it.
+type chunkSource struct {
+	*client.Client
+	local bool // the store is a data folder on this machine
+}
+
+var _ worker.ChunkSource = chunkSource{}
+
+func openChunks(o worker.Origin) (worker.ChunkSource, error) {
+	t := target{data: o.Data, store: o.Store}
+	c, err := t.client()
+	if err != nil {
+		return nil, err
+	}
+	return chunkSource{Client: c, local: o.Data != ""}, nil
+}
+
+// Traffic implements worker.ChunkSource.
+func (s chunkSource) Traffic() (requests, wireBytes int64) { return traffic(s.Client) }
+
+func traffic(c *client.Client) (requests, wireBytes int64) {
+	st := c.Stats()
+	return int64(st.Requests), int64(st.BytesIn + st.BytesOut)
+}
+
+// KeepAlive implements worker.ChunkSource. Only a data folder's own socket
+// takes leases.
+func (s chunkSource) KeepAlive(ctx context.Context, lease string, id chunk.Digest, ttl time.Duration) error {
+	if !s.local {
+		return nil
+	}
+	_, err := s.RenewLease(ctx, lease, id.String(), ttl)
+	return err
+}
+
+// EndLease implements worker.ChunkSource.
+func (s chunkSource) EndLease(ctx context.Context, lease string) error {
+	if !s.local {
+		return nil
+	}
+	return s.Client.EndLease(ctx, lease)
+}

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"quarry/store/chunk"
+	"quarry/worker"
+)
+
+type runOptions struct {
+	worker   workerFlags
+	image    string
+	command  worker.Command
+	entry    string
+	network  string
+	stats    string
+	terminal bool
+}
+
+func newRun() *cobra.Command {
+	var o runOptions
+	c := &cobra.Command{
+		Use:   "run [flags] IMAGE [--] [ARG…]",
+		Short: "run a command in a sandbox of an image",
+		Long: `run mounts the image, of which only what is touched is read, and runs one command
+in it under gVisor's runsc. Words after IMAGE replace the image's Cmd and follow its
+Entrypoint. Flags go before IMAGE. The sandbox has no network.
+
+Exit code: the command's own; 128+n when signal n ended it; 127 the image has no such
+command; 126 it cannot be executed; 125 quarry itself failed, --timeout included.`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usage(c, errors.New("no IMAGE given"))
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			o.image, o.command.Args = args[0], args[1:]
+			if len(args) > 1 && args[1] == "--" {
+				o.command.Args = args[2:]
+			}
+			err := runRun(c.Context(), o, c.InOrStdin(), c.OutOrStdout(), c.ErrOrStderr())
+			if err != nil && !errors.As(err, new(exitStatus)) && !errors.Is(err, errUsage) {
+				return runError{err}
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.SetInterspersed(false)
+	o.worker.mountFlags(c)
+	f.StringArrayVarP(&o.command.Env, "env", "e", nil, "set K=V, or K to pass on this process's value; may be repeated")
+	f.StringVarP(&o.command.WorkDir, "workdir", "w", "", "working directory")
+	f.StringVarP(&o.command.User, "user", "u", "", "USER[:GROUP], names or numbers, looked up in the image")
+	f.StringVar(&o.entry, "entrypoint", "", "program to run instead of the image's entrypoint")
+	f.DurationVar(&o.command.Timeout, "timeout", 0, "kill the command after this time, such as 30s")
+	f.BoolVarP(&o.terminal, "tty", "t", false, "give the command a terminal")
+	f.StringVar(&o.network, "network", "none", "network of the sandbox: none")
+	f.StringVar(&o.stats, "stats", "", "write what the run cost to this file as JSON")
+	return c
+}
+
+func runRun(ctx context.Context, o runOptions, stdin io.Reader, stdout, stderr io.Writer) error {
+	if o.network != "none" {
+		return fmt.Errorf("%w: --network %s: only none is there", errUsage, o.network)
+	}
+	if err := prepareCommand(&o, stdin, stdout, stderr); err != nil {
+		return err
+	}
+	runsc, err := exec.LookPath("runsc")
+	if err != nil {
+		return errors.New("runsc is not on the PATH: run make setup, or go install gvisor.dev/gvisor/runsc (quarry doctor names the version)")
+	}
+	log := warnings(stderr)
+	m, err := o.worker.mounter(log)
+	if err != nil {
+		return err
+	}
+	boxes := &worker.Sandboxes{Dir: m.Dir, Mounter: m, Runsc: runsc, Log: log}
+	if err := errors.Join(boxes.SweepSandboxes(ctx), m.Sweep(ctx)); err != nil {
+		log.WarnContext(ctx, "leftovers of a killed process stay", "err", err)
+	}
+	started := time.Now()
+	im, fetched, err := fetchImage(ctx, &o.worker, m.Dir, o.image, log)
+	if err != nil {
+		return err
+	}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	defer signal.Stop(signals)
+	o.command.Signals = signals
+	before := time.Since(started)
+	// A signal is the sandbox's, not ours: the command decides how it ends.
+	end, err := boxes.Run(context.WithoutCancel(ctx), im, o.command)
+	if end.FirstOutput > 0 {
+		end.FirstOutput += before
+	}
+	end.Duration += before
+	reportReadErrors(stderr, end.Stats)
+	if o.stats != "" {
+		err = errors.Join(err, writeStats(o.stats, runStats(o.image, im, fetched, end, err)))
+	}
+	if err != nil {
+		return err
+	}
+	if end.Status != 0 {
+		return exitStatus(end.Status)
+	}
+	return nil
+}
+
+// prepareCommand turns the flags into the command's final form.
+func prepareCommand(o *runOptions, stdin io.Reader, stdout, stderr io.Writer) error {
+	c := &o.command
+	for i, kv := range c.Env {
+		if !strings.Contains(kv, "=") {
+			c.Env[i] = kv + "=" + os.Getenv(kv)
+		}
+		if strings.HasPrefix(kv, "=") {
+			return fmt.Errorf("%w: --env %q has no name", errUsage, kv)
+		}
+	}
+	if o.entry != "" {
+		c.Entrypoint = []string{o.entry}
+	}
+	c.Stdin, c.Stdout, c.Stderr, c.Terminal = stdin, stdout, stderr, o.terminal
+	if o.terminal {
+		if f, ok := stdin.(*os.File); !ok || !term.IsTerminal(int(f.Fd())) {
+			return fmt.Errorf("%w: -t needs a terminal on stdin", errUsage)
+		}
+	}
+	if o.stats == "" {
+		return nil
+	}
+	abs, err := filepath.Abs(o.stats)
+	o.stats = abs
+	return err
+}
+
+// fetchImage resolves and verifies an image, and says what that cost.
+func fetchImage(ctx context.Context, w *workerFlags, d worker.Dir, name string, log *slog.Logger) (*worker.Image, worker.ImageStats, error) {
+	ref, platform, err := w.wanted(name)
+	if err != nil {
+		return nil, worker.ImageStats{}, err
+	}
+	images, c, err := w.target.images(d, log)
+	if err != nil {
+		return nil, worker.ImageStats{}, err
+	}
+	defer c.Close()
+	im, err := images.Fetch(ctx, ref, platform)
+	requests, wire := traffic(c)
+	return im, worker.ImageStats{Requests: requests, WireBytes: wire}, err
+}
+
+// statsVersion is the version of the --stats file.
+const statsVersion = 1
+
+// Stats is the --stats file. Sizes are in bytes, times in milliseconds; wire
+// bytes and requests count everything between this worker and the store.
+type Stats struct {
+	Version           int                `json:"version"`
+	Image             string             `json:"image"`
+	ImageID           chunk.Digest       `json:"image_id"`
+	ImageSizeBytes    int64              `json:"image_size_bytes"` // file content, each hard link once
+	BootstrapBytes    int64              `json:"bootstrap_bytes"`
+	WireBytes         int64              `json:"wire_bytes"`
+	Requests          int64              `json:"requests"`
+	ChunkPlainBytes   int64              `json:"chunk_plain_bytes"` // chunks fetched, decompressed
+	DeviceBytes       int64              `json:"device_bytes"`      // read from the attached device by the kernel
+	FirstOutputMillis float64            `json:"first_output_ms"`   // 0: the command wrote nothing
+	DurationMillis    float64            `json:"duration_ms"`
+	ExitStatus        int                `json:"exit_status"`
+	FailedReads       int64              `json:"failed_reads"` // answered with EIO
+	ReadErrors        []worker.ReadError `json:"read_errors"`  // the first 64
+	Error             string             `json:"error,omitempty"`
+}
+
+func runStats(name string, im *worker.Image, fetched worker.ImageStats, end worker.Ended, err error) Stats {
+	s := Stats{
+		Version: statsVersion, Image: name, ImageID: im.ID, ImageSizeBytes: im.FileBytes(),
+		BootstrapBytes: im.Statement.BootstrapSize,
+		WireBytes:      fetched.WireBytes + end.Stats.WireBytes, Requests: fetched.Requests + end.Stats.Requests,
+		ChunkPlainBytes: end.Stats.ChunkBytes, DeviceBytes: end.Stats.DeviceBytes,
+		FirstOutputMillis: millis(end.FirstOutput), DurationMillis: millis(end.Duration),
+		ExitStatus: end.Status, FailedReads: end.Stats.FailedReads, ReadErrors: end.Stats.Errors,
+	}
+	if s.ReadErrors == nil {
+		s.ReadErrors = []worker.ReadError{}
+	}
+	if err != nil {
+		s.Error = err.Error()
+	}
+	return s
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func writeStats(path string, s Stats) error {
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(b, '\n'), 0o644)
+}
+
+// reportReadErrors says which reads of the image failed while the command ran:
+// the command saw EIO and may have hidden it.
+func reportReadErrors(stderr io.Writer, st worker.ImageStats) {
+	for _, e := range st.Errors {
+		fmt.Fprintf(stderr, "quarry: a read of %s failed with EIO: %s\n", e.Path, e.Err)
+	}
+	if more := st.FailedReads - int64(len(st.Errors)); more > 0 {
+		fmt.Fprintf(stderr, "quarry: %d more reads of the image failed with EIO\n", more)
+	}
+}

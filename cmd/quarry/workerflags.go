@@ -1,0 +1,94 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"quarry/store/image"
+	"quarry/worker"
+)
+
+// workerFlags are the flags of the commands that use images on this machine.
+type workerFlags struct {
+	target    target
+	dir       string
+	platform  string
+	readAhead int
+}
+
+func (w *workerFlags) flags(c *cobra.Command) {
+	w.target.flags(c)
+	w.dirFlag(c)
+	c.Flags().StringVar(&w.platform, "platform", "", "OS/ARCH[/VARIANT] of the image; default is this machine's")
+}
+
+func (w *workerFlags) mountFlags(c *cobra.Command) {
+	w.flags(c)
+	c.Flags().IntVar(&w.readAhead, "read-ahead", -1, "read-ahead of the device in KiB; below 0 is the default")
+}
+
+func (w *workerFlags) dirFlag(c *cobra.Command) {
+	def := os.Getenv("QUARRY_WORKER")
+	if def == "" {
+		def = "/var/lib/quarry/worker"
+	}
+	c.Flags().StringVar(&w.dir, "worker-dir", def, "folder of this machine's images and mounts (env QUARRY_WORKER)")
+}
+
+func (w *workerFlags) wanted(name string) (ref image.Ref, p image.Platform, err error) {
+	if ref, err = image.ParseRef(name); err != nil {
+		return ref, p, fmt.Errorf("%w: %w", errUsage, err)
+	}
+	if w.platform == "" {
+		return ref, image.HostPlatform(), nil
+	}
+	if p, err = image.ParsePlatform(w.platform); err != nil {
+		return ref, p, fmt.Errorf("%w: %w", errUsage, err)
+	}
+	return ref, p, nil
+}
+
+// mounter returns the worker's mounter for a folder.
+func (w *workerFlags) mounter(log *slog.Logger) (*worker.Mounter, error) {
+	d, err := worker.OpenDir(w.dir)
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	shim, err := findShim(self)
+	if err != nil {
+		return nil, err
+	}
+	return &worker.Mounter{
+		Dir: d, ReaderCommand: []string{self, "reader", "--worker-dir", d.Path()},
+		ShimPath: shim, ReadAheadKiB: w.readAhead, Log: log,
+	}, nil
+}
+
+// findShim looks beside this program, then on the PATH.
+func findShim(self string) (string, error) {
+	beside := filepath.Join(filepath.Dir(self), "quarry-shim")
+	if _, err := os.Stat(beside); err == nil {
+		return beside, nil
+	}
+	path, err := exec.LookPath("quarry-shim")
+	if err != nil {
+		return "", fmt.Errorf("quarry-shim is neither beside %s nor on the PATH: install both programs together", self)
+	}
+	return filepath.Abs(path)
+}
+
+// warnings is the log of a command that a person runs: warnings and errors, as
+// text.
+func warnings(w io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
