@@ -1,0 +1,211 @@
+// Package lab drives the built programs as a user would: it starts servers,
+// runs commands and reads their figures. The demo, the benchmark and the stories
+// share it, so that they measure one thing the same way.
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Lab is a working folder with the built programs.
+type Lab struct {
+	Dir string // everything made here is below it; Close removes it
+	bin string
+}
+
+// New makes a lab. The programs are those in $QUARRY_BIN, which make sets.
+func New() (*Lab, error) {
+	bin := os.Getenv("QUARRY_BIN")
+	if _, err := os.Stat(filepath.Join(bin, "quarry")); err != nil || bin == "" {
+		return nil, fmt.Errorf("QUARRY_BIN=%q holds no built quarry: run this through make", bin)
+	}
+	dir, err := os.MkdirTemp("", "quarry-lab")
+	if err != nil {
+		return nil, err
+	}
+	return &Lab{Dir: dir, bin: bin}, nil
+}
+
+// Path names a file or folder of the lab.
+func (l *Lab) Path(elem ...string) string {
+	return filepath.Join(append([]string{l.Dir}, elem...)...)
+}
+
+// Close ends the worker's processes by sweeping its folders, and removes the lab.
+func (l *Lab) Close() error {
+	// Background servers and readers end by themselves when idle; a mount that a
+	// failed step left must be ended first, or its folder cannot be removed.
+	mounts, err := filepath.Glob(l.Path("*", "mounts", "*", "shim.json"))
+	if err != nil {
+		return err
+	}
+	for _, path := range mounts {
+		var shim struct{ PID int }
+		if raw, err := os.ReadFile(path); err == nil && json.Unmarshal(raw, &shim) == nil {
+			syscall.Kill(shim.PID, syscall.SIGTERM)
+		}
+	}
+	for range 100 {
+		if err = os.RemoveAll(l.Dir); err == nil {
+			return nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return err
+}
+
+// Command prepares a call of quarry.
+func (l *Lab) Command(ctx context.Context, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, filepath.Join(l.bin, "quarry"), args...)
+}
+
+// Quarry runs quarry and returns its stdout; an error has its stderr.
+func (l *Lab) Quarry(ctx context.Context, args ...string) (string, error) {
+	var out, errOut bytes.Buffer
+	cmd := l.Command(ctx, args...)
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("quarry %s: %w: %s", strings.Join(args, " "), err, errOut.String())
+	}
+	return out.String(), nil
+}
+
+// Result is what convert --json prints.
+type Result struct {
+	Source         string `json:"source"`
+	Layers         int    `json:"layers"`
+	LayersSkipped  int    `json:"layers_skipped"`
+	PlainBytes     int64  `json:"plain_bytes"`
+	NewPlainBytes  int64  `json:"new_plain_bytes"`
+	NewStoredBytes int64  `json:"new_stored_bytes"`
+}
+
+// Convert converts an image into a data folder.
+func (l *Lab) Convert(ctx context.Context, data, source, name string) (Result, error) {
+	out, err := l.Quarry(ctx, "convert", "--data", data, "--name", name, "--json", source)
+	if err != nil {
+		return Result{}, err
+	}
+	var doc struct{ Result Result }
+	line, _, _ := strings.Cut(out, "\n")
+	return doc.Result, json.Unmarshal([]byte(line), &doc)
+}
+
+// Stats is the part of a --stats file that the lab uses.
+type Stats struct {
+	ImageSizeBytes    int64   `json:"image_size_bytes"`
+	WireBytes         int64   `json:"wire_bytes"`
+	Requests          int64   `json:"requests"`
+	ChunkPlainBytes   int64   `json:"chunk_plain_bytes"`
+	DeviceBytes       int64   `json:"device_bytes"`
+	FirstOutputMillis float64 `json:"first_output_ms"`
+	DurationMillis    float64 `json:"duration_ms"`
+	ExitStatus        int     `json:"exit_status"`
+	FailedReads       int64   `json:"failed_reads"`
+}
+
+// Run runs a command in an image and returns its stdout and what it cost. flags
+// go before the image.
+func (l *Lab) Run(ctx context.Context, flags []string, image string, args ...string) (string, Stats, error) {
+	file, err := os.CreateTemp(l.Dir, "stats")
+	if err != nil {
+		return "", Stats{}, err
+	}
+	file.Close()
+	all := append([]string{"run", "--stats", file.Name()}, flags...)
+	out, err := l.Quarry(ctx, append(append(all, image), args...)...)
+	if err != nil {
+		return out, Stats{}, err
+	}
+	raw, err := os.ReadFile(file.Name())
+	if err != nil {
+		return out, Stats{}, err
+	}
+	var st Stats
+	return out, st, json.Unmarshal(raw, &st)
+}
+
+// Server is a running quarry serve.
+type Server struct {
+	URL string
+	cmd *exec.Cmd
+}
+
+// Serve starts quarry serve on a free port and waits until it listens.
+func (l *Lab) Serve(ctx context.Context, data string) (*Server, error) {
+	cmd := l.Command(ctx, "serve", "--data", data, "--listen", "127.0.0.1:0", "--no-auth")
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 30 * time.Second
+	logFile, err := os.Create(l.Path("serve.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer logFile.Close()
+	cmd.Stderr = logFile
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	url, ok := strings.CutPrefix(strings.TrimSpace(line), "listening on ")
+	if err != nil || !ok {
+		cmd.Process.Kill()
+		return nil, fmt.Errorf("quarry serve did not start (%w), see %s", errors.Join(err, cmd.Wait()), logFile.Name())
+	}
+	return &Server{URL: url, cmd: cmd}, nil
+}
+
+// Stop ends the server and fails when it does not exit 0.
+func (s *Server) Stop() error {
+	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	return s.cmd.Wait()
+}
+
+// DebianImages returns the OCI layouts of the two builds of the Debian image.
+func DebianImages() (first, second string, err error) {
+	dir := os.Getenv("QUARRY_IMAGES")
+	first, second = filepath.Join(dir, "debian"), filepath.Join(dir, "debian-again")
+	for _, layout := range []string{first, second} {
+		if _, err := os.Stat(filepath.Join(layout, "index.json")); err != nil {
+			return "", "", fmt.Errorf("no Debian image (QUARRY_IMAGES=%q): run make images: %w", dir, err)
+		}
+	}
+	return first, second, nil
+}
+
+// PeakMemory returns the largest resident size so far of the server that owns
+// the data folder, in bytes.
+func (l *Lab) PeakMemory(data string) (int64, error) {
+	raw, err := os.ReadFile(filepath.Join(data, "run", "owner"))
+	if err != nil {
+		return 0, err
+	}
+	pid, _, _ := strings.Cut(string(raw), " ")
+	status, err := os.ReadFile("/proc/" + pid + "/status")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		var kib int64
+		if n, _ := fmt.Sscanf(line, "VmHWM: %d kB", &kib); n == 1 {
+			return kib << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("process %s has no VmHWM", pid)
+}
