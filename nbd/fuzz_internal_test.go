@@ -65,7 +65,7 @@ func FuzzHaggle(f *testing.F) {
 	}}
 	f.Fuzz(func(t *testing.T, p []byte) {
 		var out bytes.Buffer
-		sess, err := s.haggle(t.Context(), bytes.NewReader(p), &out)
+		sess, err := haggle(t.Context(), &opened{srv: s}, bytes.NewReader(p), &out)
 		if err == nil && (sess.name != "image" || sess.dev == nil) {
 			t.Errorf("session %+v, want the export", sess)
 		}
@@ -80,7 +80,7 @@ func FuzzOffer(f *testing.F) {
 	var out bytes.Buffer
 	s := &Server{Exports: func(context.Context, string) (Device, error) { return emptyDevice{}, nil }}
 	ask := "\x00\x00\x00\x03IHAVEOPT\x00\x00\x00\x07\x00\x00\x00\x0f\x00\x00\x00\x05image\x00\x02\x00\x01\x00\x03"
-	if _, err := s.haggle(f.Context(), bytes.NewReader([]byte(ask)), &out); err != nil {
+	if _, err := haggle(f.Context(), &opened{srv: s}, bytes.NewReader([]byte(ask)), &out); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(out.Bytes())

@@ -29,7 +29,7 @@ func (s *session) transmissionFlags() uint16 {
 
 // haggler runs the server's side of the handshake.
 type haggler struct {
-	srv      *Server
+	devices  *opened
 	r        io.Reader
 	w        io.Writer
 	noZeroes bool
@@ -37,8 +37,8 @@ type haggler struct {
 }
 
 // haggle greets a client and answers its options until it has chosen an export.
-func (s *Server) haggle(ctx context.Context, r io.Reader, w io.Writer) (*session, error) {
-	h := &haggler{srv: s, r: r, w: w}
+func haggle(ctx context.Context, devices *opened, r io.Reader, w io.Writer) (*session, error) {
+	h := &haggler{devices: devices, r: r, w: w}
 	if err := h.greet(); err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func (h *haggler) reply(opt, typ uint32, data []byte) error {
 // exportName serves the old way to choose, which has no error reply: the
 // connection just ends.
 func (h *haggler) exportName(ctx context.Context, name string) error {
-	dev, err := h.srv.open(ctx, name)
+	dev, err := h.devices.open(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -165,8 +165,8 @@ func (h *haggler) list(data []byte) error {
 		return h.reply(optList, repErrInvalid, []byte("LIST has no data"))
 	}
 	var names []string
-	if h.srv.Names != nil {
-		names = h.srv.Names()
+	if h.devices.srv.Names != nil {
+		names = h.devices.srv.Names()
 	}
 	for _, name := range names {
 		b := binary.BigEndian.AppendUint32(nil, uint32(len(name)))
@@ -184,7 +184,7 @@ func (h *haggler) info(ctx context.Context, opt uint32, data []byte) (bool, erro
 	if !ok {
 		return false, h.reply(opt, repErrInvalid, []byte("malformed INFO or GO"))
 	}
-	dev, err := h.srv.open(ctx, name)
+	dev, err := h.devices.open(ctx, name)
 	if err != nil {
 		code := uint32(repErrPlatform)
 		if errors.Is(err, ErrUnknownExport) {

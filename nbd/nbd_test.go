@@ -285,6 +285,8 @@ func TestInFlightBytesAreBounded(t *testing.T) {
 	time.Sleep(200 * time.Millisecond)
 	close(release)
 	wg.Wait()
+	mu.Lock()
+	defer mu.Unlock()
 	if most > nbd.MaxPayload/size {
 		t.Errorf("%d reads of 1 MiB were under way at once, want at most %d", most, nbd.MaxPayload/size)
 	}

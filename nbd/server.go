@@ -37,7 +37,8 @@ const (
 type Server struct {
 	// Exports opens an export. Its error goes to the client; one that wraps
 	// ErrUnknownExport says there is none of that name. Called once or more for
-	// each connection, concurrently.
+	// each connection, concurrently. A device that is an io.Closer is closed when
+	// the connection it was opened for has ended, as often as it was returned.
 	Exports func(ctx context.Context, name string) (Device, error)
 	// Names answers LIST; nil means an empty list.
 	Names func() []string
@@ -101,11 +102,30 @@ func (s *Server) log() *slog.Logger {
 	return s.Log
 }
 
-func (s *Server) open(ctx context.Context, name string) (Device, error) {
+// opened are the devices that one connection has asked for.
+type opened struct {
+	srv     *Server
+	devices []Device
+}
+
+func (o *opened) open(ctx context.Context, name string) (Device, error) {
 	if len(name) > MaxName {
 		return nil, fmt.Errorf("%w: its name has %d bytes", ErrUnknownExport, len(name))
 	}
-	return s.Exports(ctx, name)
+	dev, err := o.srv.Exports(ctx, name)
+	if err == nil {
+		o.devices = append(o.devices, dev)
+	}
+	return dev, err
+}
+
+// close closes the devices that want to know when they are no longer used.
+func (o *opened) close() {
+	for _, dev := range o.devices {
+		if c, ok := dev.(io.Closer); ok {
+			c.Close()
+		}
+	}
 }
 
 // serveConn owns c: it is closed when serveConn returns, and every read of it
@@ -118,7 +138,9 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
 	br := bufio.NewReader(c)
-	sess, err := s.handshake(ctx, c, br)
+	devices := &opened{srv: s}
+	defer devices.close()
+	sess, err := s.handshake(ctx, c, br, devices)
 	if err != nil {
 		if !errors.Is(err, errHandshakeOver) && !errors.Is(err, io.EOF) {
 			s.log().InfoContext(ctx, "nbd handshake ended", "err", err)
@@ -135,13 +157,13 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	}
 }
 
-func (s *Server) handshake(ctx context.Context, c net.Conn, r io.Reader) (*session, error) {
+func (s *Server) handshake(ctx context.Context, c net.Conn, r io.Reader, devices *opened) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	if err := c.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return nil, err
 	}
-	sess, err := s.haggle(ctx, r, c)
+	sess, err := haggle(ctx, devices, r, c)
 	if err != nil {
 		return nil, err
 	}

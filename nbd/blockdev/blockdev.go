@@ -23,10 +23,6 @@ import (
 )
 
 const (
-	// DefaultCacheBytes holds 512 chunks of 256 KiB, what a command such as
-	// `pip --version` touches. The kernel caches pages above it, so it only has
-	// to bridge the reads of one chunk.
-	DefaultCacheBytes = 128 << 20
 	// DefaultTimeout ends a fetch well before the 270 s after which a shim
 	// answers its kernel, so that a read has time for another try.
 	DefaultTimeout = 60 * time.Second
@@ -45,9 +41,9 @@ type Config struct {
 	Image *rafs.Image
 	// Chunks gives verified chunks.
 	Chunks store.BatchGetter
-	// CacheBytes bounds the plain chunks kept in memory; 0 means
-	// DefaultCacheBytes, less than 0 none.
-	CacheBytes int64
+	// Cache keeps plain chunks in memory for all devices that share it; nil
+	// means one of this device's own.
+	Cache *Cache
 	// Timeout is for one fetch; 0 means DefaultTimeout.
 	Timeout time.Duration
 	// Log gets a line for every chunk that could not be read. nil discards.
@@ -90,6 +86,7 @@ type Device struct {
 	mapped    int64        // where the data begins
 	chunks    []rafs.Chunk // by place
 	src       store.BatchGetter
+	cache     *Cache
 	timeout   time.Duration
 	log       *slog.Logger
 	onError   func(*ReadError)
@@ -97,8 +94,7 @@ type Device struct {
 	budget    *semaphore.Weighted // bytes being fetched
 	fetching  sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows
-	cache   cache
+	mu      sync.Mutex                       // guards what follows
 	flights map[int]*flight                  // chunks being fetched
 	running map[*context.CancelFunc]struct{} // the fetches
 	closed  bool
@@ -126,12 +122,15 @@ func New(cfg Config) (*Device, error) {
 		onError:   cfg.OnError,
 		pathOf:    pathFinder(cfg.Image),
 		budget:    semaphore.NewWeighted(maxFetchBytes),
-		cache:     newCache(cfg.CacheBytes),
+		cache:     cfg.Cache,
 		flights:   map[int]*flight{},
 		running:   map[*context.CancelFunc]struct{}{},
 	}
 	if b := cfg.Image.Blob; b != nil {
 		d.mapped, d.chunks = b.MappedOff, b.Chunks
+	}
+	if d.cache == nil {
+		d.cache = NewCache(0)
 	}
 	if d.timeout == 0 {
 		d.timeout = DefaultTimeout

@@ -368,7 +368,7 @@ func (g getBatch) GetBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk
 func TestCacheIsBoundedAndKeepsWhatIsUsed(t *testing.T) {
 	m := makeImage(t, 60)
 	const limit = 4 * chunkSize
-	d := m.device(t, func(c *blockdev.Config) { c.CacheBytes = limit })
+	d := m.device(t, func(c *blockdev.Config) { c.Cache = blockdev.NewCache(limit) })
 	full := -1 // a chunk of full length
 	for i, c := range m.img.Blob.Chunks {
 		if c.Len == chunkSize {
@@ -390,7 +390,7 @@ func TestCacheIsBoundedAndKeepsWhatIsUsed(t *testing.T) {
 	if again := d.Stats().Chunks - before; again < int64(len(m.img.Blob.Chunks))*9/10 {
 		t.Errorf("only %d of %d chunks were fetched again from a cache of %d bytes", again, len(m.img.Blob.Chunks), limit)
 	}
-	none := m.device(t, func(c *blockdev.Config) { c.CacheBytes = -1 })
+	none := m.device(t, func(c *blockdev.Config) { c.Cache = blockdev.NewCache(-1) })
 	checkRead(t, none, m.flat, 0, none.Size())
 	checkRead(t, none, m.flat, m.dataOff(0), 1)
 	if s := none.Stats(); s.Fetches != 2 {
@@ -423,5 +423,17 @@ func TestNewRefusesAnotherImagesBootstrap(t *testing.T) {
 	m := makeImage(t, 30)
 	if _, err := blockdev.New(blockdev.Config{Bootstrap: m.boot[:4096], Image: m.img, Chunks: m.store}); err == nil {
 		t.Error("New took a bootstrap of another length")
+	}
+}
+
+func TestDevicesShareOneCache(t *testing.T) {
+	m := makeImage(t, 60)
+	shared := blockdev.NewCache(0)
+	first := m.device(t, func(c *blockdev.Config) { c.Cache = shared })
+	second := m.device(t, func(c *blockdev.Config) { c.Cache = shared })
+	checkRead(t, first, m.flat, 0, first.Size())
+	checkRead(t, second, m.flat, 0, second.Size())
+	if s := second.Stats(); s.Fetches != 0 {
+		t.Errorf("the second device fetched what the first had: %+v", s)
 	}
 }

@@ -71,7 +71,7 @@ func (d *Device) plan(ctx context.Context, first int, data [][]byte) ([]wait, er
 		if data[i] != nil {
 			continue
 		}
-		if p := d.cache.get(first + i); p != nil {
+		if p := d.cache.get(d.chunks[first+i].Digest); p != nil {
 			data[i] = p
 			continue
 		}
@@ -154,7 +154,7 @@ func (d *Device) arrive(ctx context.Context, i int, p []byte, err error) {
 	f := d.flights[i]
 	delete(d.flights, i)
 	if err == nil {
-		d.cache.add(i, data)
+		d.cache.add(c.Digest, data)
 	}
 	f.p, f.err = data, err
 	close(f.done)
