@@ -56,7 +56,8 @@ const (
 
 // reader serves every image of a worker folder over NBD.
 type reader struct {
-	cfg ReaderConfig
+	cfg   ReaderConfig
+	cache *blockdev.Cache // of all images
 
 	mu     sync.Mutex // guards the fields below
 	open   map[chunk.Digest]*openImage
@@ -66,7 +67,8 @@ type reader struct {
 
 type openImage struct {
 	*blockdev.Device
-	src ChunkSource
+	src   ChunkSource
+	users int // connections; guarded by the reader's mu
 
 	mu     sync.Mutex // guards errors and failed
 	errors []ReadError
@@ -97,8 +99,7 @@ func RunReader(ctx context.Context, cfg ReaderConfig) error {
 		return err
 	}
 	defer control.Close()
-	r := &reader{cfg: cfg, open: map[chunk.Digest]*openImage{}, active: time.Now()}
-	defer r.closeImages()
+	r := &reader{cfg: cfg, cache: blockdev.NewCache(cfg.CacheBytes), open: map[chunk.Digest]*openImage{}, active: time.Now()}
 	return r.serve(ctx, blocks, control)
 }
 
@@ -195,12 +196,23 @@ func (r *reader) export(ctx context.Context, name string) (nbd.Device, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if im, ok := r.open[id]; ok {
-		return im, nil
+	im, ok := r.open[id]
+	if !ok {
+		if im, err = r.openImage(id); err != nil {
+			return nil, fmt.Errorf("export %q: %w", name, err)
+		}
+		r.open[id] = im
+		// The lease is renewed again and again; the first time must not delay a mount.
+		go r.renew(ctx, id, im.src) // ends with ctx or its own 5 s deadline
 	}
+	im.users++
+	return &usedImage{openImage: im, r: r, id: id}, nil
+}
+
+func (r *reader) openImage(id chunk.Digest) (*openImage, error) {
 	local, err := r.cfg.Dir.loadImage(id)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("export %q: no such image on this worker: %w", name, nbd.ErrUnknownExport)
+		return nil, fmt.Errorf("no such image on this worker: %w", nbd.ErrUnknownExport)
 	}
 	if err != nil {
 		return nil, err
@@ -215,31 +227,47 @@ func (r *reader) export(ctx context.Context, name string) (nbd.Device, error) {
 	}
 	im := &openImage{src: src}
 	im.Device, err = blockdev.New(blockdev.Config{
-		Bootstrap: local.Bootstrap, Image: local.RAFS, Chunks: src, CacheBytes: r.cfg.CacheBytes,
+		Bootstrap: local.Bootstrap, Image: local.RAFS, Chunks: src, Cache: r.cache,
 		Log: r.cfg.Log.With("image_id", id), OnError: im.readFailed,
 	})
 	if err != nil {
 		src.Close()
 		return nil, err
 	}
-	r.open[id] = im
-	// The lease is renewed again and again; the first time must not delay a mount.
-	go r.renew(ctx, id, src) // ends with ctx or its own 5 s deadline
 	return im, nil
 }
 
-func (r *reader) closeImages() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// usedImage is an open image as one connection has it.
+type usedImage struct {
+	*openImage
+	r  *reader
+	id chunk.Digest
+}
+
+// Close is called by the server when the connection has ended; the image is
+// closed with its last one.
+func (u *usedImage) Close() error {
+	u.r.mu.Lock()
+	u.users--
+	last := u.users == 0
+	if last {
+		delete(u.r.open, u.id)
+	}
+	u.r.mu.Unlock()
+	if last {
+		u.r.closeImage(u.id, u.openImage)
+	}
+	return nil
+}
+
+func (r *reader) closeImage(id chunk.Digest, im *openImage) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	for id, im := range r.open {
-		im.Device.Close()
-		if err := im.src.EndLease(ctx, leaseName(id)); err != nil {
-			r.cfg.Log.WarnContext(ctx, "lease not ended", "image_id", id, "err", err)
-		}
-		im.src.Close()
+	im.Device.Close()
+	if err := im.src.EndLease(ctx, leaseName(id)); err != nil {
+		r.cfg.Log.WarnContext(ctx, "lease not ended", "image_id", id, "err", err)
 	}
+	im.src.Close()
 }
 
 // ReadError is one read of an image that was answered with EIO.
