@@ -2,22 +2,26 @@ package bucket
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
+// ErrTooLarge says that an object is larger than what its kind may have.
+var ErrTooLarge = errors.New("object is too large")
+
 // ReadObject returns a whole object of at most limit bytes. Errors: ErrNotFound,
-// and one that names the key and both sizes when the object is larger.
+// ErrTooLarge, and those of ReadAt.
 func ReadObject(ctx context.Context, b Bucket, key string, limit int64) ([]byte, error) {
 	obj, err := b.Stat(ctx, key)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read %s: %w", key, err)
 	}
 	if obj.Size > limit {
-		return nil, fmt.Errorf("object %s has %d bytes, at most %d are allowed", key, obj.Size, limit)
+		return nil, fmt.Errorf("read %s: %w: %d bytes, at most %d are allowed", key, ErrTooLarge, obj.Size, limit)
 	}
 	p := make([]byte, obj.Size)
 	if err := b.ReadAt(ctx, key, p, 0); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read %s: %w", key, err)
 	}
 	return p, nil
 }
