@@ -97,6 +97,14 @@ func (e *InputError) Error() string { return e.Err.Error() }
 // Unwrap returns what is wrong with the source.
 func (e *InputError) Unwrap() error { return e.Err }
 
+// inputError blames the source, unless the caller has gone.
+func inputError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	return &InputError{err}
+}
+
 // Convert makes the image that req names and, when all of it is durable, moves
 // the name to it. An error leaves every name where it was; what has been stored
 // until then is found again by the next attempt or collected as garbage. The
@@ -152,9 +160,9 @@ type conversion struct {
 // Store.Write, then layer records, bootstrap, image statement, name statement.
 // Whatever a crash leaves is referred to by nothing.
 func (c *conversion) run(ctx context.Context) error {
-	im, err := oci.Open(c.req.Source, c.req.Platform)
+	im, err := oci.Open(ctx, c.req.Source, c.req.Platform)
 	if err != nil {
-		return &InputError{err}
+		return inputError(ctx, err)
 	}
 	defer im.Close() // it was only read
 	c.image = im
@@ -164,12 +172,14 @@ func (c *conversion) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t, err := c.merge(recs)
-	if err != nil {
-		return err
-	}
-	if err := c.publish(ctx, t); err != nil {
-		return err
+	if !c.published(ctx) {
+		t, err := c.merge(recs)
+		if err != nil {
+			return err
+		}
+		if err := c.publish(ctx, t); err != nil {
+			return err
+		}
 	}
 	c.cfg.Log.InfoContext(ctx, "image converted", "source", im.Source, "image", c.result.ImageID,
 		"layers", c.result.Layers, "reused", c.result.LayersReused, "new_stored_bytes", c.result.NewStoredBytes)

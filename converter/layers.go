@@ -76,7 +76,7 @@ func (c *conversion) compare(i int, rec *image.LayerRecord) error {
 // be read or verified makes the layer unknown, no more: it is read and recorded
 // anew.
 func (c *conversion) known(ctx context.Context, l oci.Layer) (*image.LayerRecord, error) {
-	b, err := readObject(ctx, c.cfg.Bucket, image.LayerKey(l.Digest), image.MaxLayerRecord)
+	b, err := bucket.ReadObject(ctx, c.cfg.Bucket, image.LayerKey(l.Digest), image.MaxLayerRecord)
 	if errors.Is(err, bucket.ErrNotFound) {
 		return nil, nil
 	}
@@ -144,10 +144,10 @@ func (c *conversion) read(ctx context.Context, i int) (*image.LayerRecord, error
 		if err == nil {
 			return c.compare(i, rec)
 		}
-		if ctx.Err() != nil || errors.As(err, new(*layer.StoreError)) {
+		if errors.As(err, new(*layer.StoreError)) {
 			return err
 		}
-		return &InputError{err}
+		return inputError(ctx, err)
 	})
 	if err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func (c *conversion) read(ctx context.Context, i int) (*image.LayerRecord, error
 	if err != nil {
 		return nil, err
 	}
-	if err := putObject(ctx, c.cfg.Bucket, image.LayerKey(l.Digest), b); err != nil {
+	if err := c.putObject(ctx, image.LayerKey(l.Digest), b); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()

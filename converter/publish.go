@@ -42,7 +42,7 @@ func (c *conversion) publish(ctx context.Context, t *rafs.Tree) error {
 		objects = append(objects, object{image.BlobKey(*s.Blob), []byte(s.Bootstrap.String())})
 	}
 	for _, o := range objects {
-		if err := putObject(ctx, c.cfg.Bucket, o.key, o.body); err != nil {
+		if err := c.putObject(ctx, o.key, o.body); err != nil {
 			return err
 		}
 	}
@@ -60,7 +60,7 @@ func (c *conversion) publish(ctx context.Context, t *rafs.Tree) error {
 // new payload. In between the image is unsigned, never wrong.
 func (c *conversion) putStatement(ctx context.Context, s image.Statement, payload []byte) error {
 	key := image.StatementKey(s.Source, s.Platform)
-	old, err := readObject(ctx, c.cfg.Bucket, key, image.MaxStatement)
+	old, err := bucket.ReadObject(ctx, c.cfg.Bucket, key, image.MaxStatement)
 	if err != nil && !errors.Is(err, bucket.ErrNotFound) {
 		return err
 	}
@@ -68,7 +68,7 @@ func (c *conversion) putStatement(ctx context.Context, s image.Statement, payloa
 		if err := c.deleteSignatures(ctx, s); err != nil {
 			return err
 		}
-		if err := putObject(ctx, c.cfg.Bucket, key, payload); err != nil {
+		if err := c.putObject(ctx, key, payload); err != nil {
 			return err
 		}
 	}
@@ -80,7 +80,7 @@ func (c *conversion) putStatement(ctx context.Context, s image.Statement, payloa
 	if err != nil {
 		return err
 	}
-	return putObject(ctx, c.cfg.Bucket, image.SigKey(s.Source, s.Platform, sig.KeyID), b)
+	return c.putObject(ctx, image.SigKey(s.Source, s.Platform, sig.KeyID), b)
 }
 
 func (c *conversion) deleteSignatures(ctx context.Context, s image.Statement) error {
@@ -158,33 +158,14 @@ type object struct {
 	body []byte
 }
 
-// readObject reads a whole object of at most limit bytes.
-func readObject(ctx context.Context, b bucket.Bucket, key string, limit int64) ([]byte, error) {
-	o, err := b.Stat(ctx, key)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", key, err)
-	}
-	if o.Size > limit {
-		return nil, fmt.Errorf("read %s: %d bytes, at most %d are read", key, o.Size, limit)
-	}
-	p := make([]byte, o.Size)
-	if err := b.ReadAt(ctx, key, p, 0); err != nil {
-		return nil, fmt.Errorf("read %s: %w", key, err)
-	}
-	return p, nil
-}
-
 // putObject stores body under key unless exactly that is there: comparing costs
 // less than a durable write, and unlike asking for the size alone it heals a
 // damaged copy.
-func putObject(ctx context.Context, b bucket.Bucket, key string, body []byte) error {
-	if o, err := b.Stat(ctx, key); err == nil && o.Size == int64(len(body)) {
-		old := make([]byte, len(body))
-		if err := b.ReadAt(ctx, key, old, 0); err == nil && bytes.Equal(old, body) {
-			return nil
-		}
+func (c *conversion) putObject(ctx context.Context, key string, body []byte) error {
+	if c.holds(ctx, key, body) {
+		return nil
 	}
-	if err := b.Put(ctx, key, bytes.NewReader(body), int64(len(body))); err != nil {
+	if err := c.cfg.Bucket.Put(ctx, key, bytes.NewReader(body), int64(len(body))); err != nil {
 		return fmt.Errorf("put %s: %w", key, err)
 	}
 	return nil

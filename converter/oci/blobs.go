@@ -3,6 +3,7 @@ package oci
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -67,7 +68,7 @@ type folder string
 
 var _ blobs = folder("")
 
-func openFolder(rest string) (blobs, selector, error) {
+func openFolder(_ context.Context, rest string) (blobs, selector, error) {
 	dir, sel, err := parseSelector(rest, func(p string) bool {
 		st, err := os.Stat(p)
 		return err == nil && st.IsDir()
@@ -120,7 +121,7 @@ type member struct {
 	typeflag  byte
 }
 
-func openArchive(rest string) (blobs, selector, error) {
+func openArchive(ctx context.Context, rest string) (blobs, selector, error) {
 	name, sel, err := parseSelector(rest, func(p string) bool {
 		st, err := os.Stat(p)
 		return err == nil && st.Mode().IsRegular()
@@ -133,7 +134,7 @@ func openArchive(rest string) (blobs, selector, error) {
 		return nil, sel, err
 	}
 	a := &archive{file: f, members: map[string]member{}}
-	if err := a.scan(); err != nil {
+	if err := a.scan(ctx); err != nil {
 		return nil, sel, errors.Join(err, f.Close())
 	}
 	if _, ok := a.members["oci-layout"]; !ok {
@@ -142,7 +143,7 @@ func openArchive(rest string) (blobs, selector, error) {
 	return a, sel, nil
 }
 
-func (a *archive) scan() error {
+func (a *archive) scan(ctx context.Context) error {
 	var head [4]byte
 	if _, err := io.ReadFull(a.file, head[:]); err != nil {
 		return fmt.Errorf("too short for a tar archive: %w", err)
@@ -155,6 +156,9 @@ func (a *archive) scan() error {
 	}
 	tr := tar.NewReader(a.file) // seeks over content, since the file can
 	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
 			return nil

@@ -4,6 +4,7 @@
 package oci
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -42,7 +43,7 @@ type Layer struct {
 }
 
 // schemes are the kinds of source, by the word before the first colon.
-var schemes = map[string]func(rest string) (blobs, selector, error){
+var schemes = map[string]func(ctx context.Context, rest string) (blobs, selector, error){
 	"oci":         openFolder,
 	"oci-archive": openArchive,
 }
@@ -53,13 +54,13 @@ var schemes = map[string]func(rest string) (blobs, selector, error){
 //
 // A zero platform means this machine's where the source offers a choice, and
 // whatever there is where it does not.
-func Open(src string, platform image.Platform) (*Image, error) {
+func Open(ctx context.Context, src string, platform image.Platform) (*Image, error) {
 	scheme, rest, ok := strings.Cut(src, ":")
 	open := schemes[scheme]
 	if !ok || open == nil || rest == "" {
 		return nil, fmt.Errorf("source %q: want one of %s", src, strings.Join(sourceForms(), ", "))
 	}
-	b, sel, err := open(rest)
+	b, sel, err := open(ctx, rest)
 	if err != nil {
 		return nil, fmt.Errorf("source %s: %w", src, err)
 	}

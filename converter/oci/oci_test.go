@@ -23,7 +23,7 @@ var (
 
 func open(t *testing.T, src string, p image.Platform) *oci.Image {
 	t.Helper()
-	im, err := oci.Open(src, p)
+	im, err := oci.Open(t.Context(), src, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func open(t *testing.T, src string, p image.Platform) *oci.Image {
 
 func openError(t *testing.T, src string, p image.Platform, words ...string) {
 	t.Helper()
-	im, err := oci.Open(src, p)
+	im, err := oci.Open(t.Context(), src, p)
 	if err == nil {
 		im.Close()
 		t.Fatalf("%s opened, want an error with %q", src, words)
@@ -262,7 +262,7 @@ func TestFixtureArchivesAreReadOrRefusedByName(t *testing.T) {
 	}
 	opened := 0
 	for _, f := range files {
-		im, err := oci.Open("oci-archive:"+f, image.Platform{})
+		im, err := oci.Open(t.Context(), "oci-archive:"+f, image.Platform{})
 		if err != nil {
 			if !strings.Contains(err.Error(), f) {
 				t.Errorf("error %q does not name %s", err, f)
