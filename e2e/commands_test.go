@@ -61,14 +61,27 @@ func serve(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: serve DATA|stop")
 	}
-	s := storyOf(ts)
-	if args[0] == "stop" {
+	if s := storyOf(ts); args[0] == "stop" {
 		ts.Check(s.server.Process.Signal(syscall.SIGTERM))
 		ts.Check(s.server.Wait())
 		s.server = nil
 		return
 	}
-	cmd := exec.Command(filepath.Join(os.Getenv("QUARRY_BIN"), "quarry"), "serve", "--data", ts.MkAbs(args[0]), "--listen", "127.0.0.1:0", "--no-auth")
+	startServer(ts, args[0])
+}
+
+// serveNoSign is serve without a signing key: servenosign DATA.
+func serveNoSign(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: servenosign DATA")
+	}
+	startServer(ts, args[0], "--no-sign")
+}
+
+func startServer(ts *testscript.TestScript, data string, flags ...string) {
+	s := storyOf(ts)
+	args := append([]string{"serve", "--data", ts.MkAbs(data), "--listen", "127.0.0.1:0", "--no-auth"}, flags...)
+	cmd := exec.Command(filepath.Join(os.Getenv("QUARRY_BIN"), "quarry"), args...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	out, err := cmd.StdoutPipe()

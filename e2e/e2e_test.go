@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 
 func TestStories(t *testing.T) {
 	need.Root(t)
-	for _, tool := range []string{"runsc", "umoci", "skopeo", "busybox", "tar"} {
+	for _, tool := range []string{"runsc", "umoci", "skopeo", "busybox", "tar", "nbdinfo", "nbdcopy", "qemu-img", "script"} {
 		need.Tool(t, tool)
 	}
 	images := os.Getenv("QUARRY_IMAGES")
@@ -68,6 +68,7 @@ func TestStories(t *testing.T) {
 			"status":       status,
 			"serve":        serve,
 			"slowserve":    slowServe,
+			"servenosign":  serveNoSign,
 			"stall":        stall,
 			"killreader":   killReader,
 			"waitexit":     waitExit,
