@@ -2,6 +2,7 @@ package archtest
 
 import (
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +22,19 @@ func reach(pkg string) []string {
 	}
 	visit(pkg)
 	return slices.Sorted(maps.Keys(seen))
+}
+
+// A row of a package that is gone would let one of that name in unseen.
+func TestEveryRowHasAPackage(t *testing.T) {
+	for pkg := range arrows {
+		files, err := filepath.Glob(filepath.Join("..", "..", pkg, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(files) == 0 {
+			t.Errorf("%s has a row and no Go file: remove the row", pkg)
+		}
+	}
 }
 
 func TestTheTableKeepsTheDesign(t *testing.T) {

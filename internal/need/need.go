@@ -14,7 +14,7 @@ import (
 func Root(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		missing(t, "root rights")
+		Missing(t, "root rights")
 	}
 }
 
@@ -23,7 +23,7 @@ func Tool(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
-		missing(t, "the program "+name+" (make setup installs it)")
+		Missing(t, "the program "+name+" (make setup installs it)")
 	}
 	return path
 }
@@ -33,12 +33,13 @@ func Fixtures(t testing.TB) string {
 	t.Helper()
 	dir := os.Getenv("QUARRY_FIXTURES")
 	if dir == "" || !filepath.IsAbs(dir) {
-		missing(t, "the fixtures: set QUARRY_FIXTURES to their absolute path")
+		Missing(t, "the fixtures: set QUARRY_FIXTURES to their absolute path")
 	}
 	return dir
 }
 
-func missing(t testing.TB, what string) {
+// Missing is for what has no function here.
+func Missing(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("REQUIRE_ALL") == "1" {
 		t.Fatalf("missing and required by REQUIRE_ALL=1: %s", what)

@@ -1,0 +1,168 @@
+// Package proc holds what processes that work on one folder need of each other:
+// locks that end with their holder, an identity that outlives the reuse of a
+// pid, and background processes that outlive the command that started them.
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// poll is how often something is tried again that cannot be waited for.
+const poll = 5 * time.Millisecond
+
+// Lock is an flock(2) lock; the kernel drops it when its holder dies.
+type Lock struct{ f *os.File }
+
+// ErrLocked says that another process holds the lock.
+var ErrLocked = errors.New("locked by another process")
+
+// TryLock takes the lock of a file, which it makes when missing, or returns
+// ErrLocked.
+func TryLock(path string) (*Lock, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return &Lock{f}, nil
+	}
+	f.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("%s: %w", path, ErrLocked)
+	}
+	return nil, fmt.Errorf("lock %s: %w", path, err)
+}
+
+// TakeLock waits for the lock until ctx ends.
+func TakeLock(ctx context.Context, path string) (*Lock, error) {
+	for {
+		l, err := TryLock(path)
+		if !errors.Is(err, ErrLocked) {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", err, ctx.Err())
+		case <-time.After(poll):
+		}
+	}
+}
+
+// Unlock gives the lock back.
+func (l *Lock) Unlock() { l.f.Close() }
+
+// Write replaces the content of the lock's file, for others to read who holds
+// the lock.
+func (l *Lock) Write(p []byte) error {
+	if err := l.f.Truncate(0); err != nil {
+		return err
+	}
+	_, err := l.f.WriteAt(p, 0)
+	return err
+}
+
+// maxLog is the size above which a log is set aside when its program starts.
+const maxLog = 8 << 20
+
+// Start starts a program in a session of its own, so that no terminal signal and
+// no end of this process reaches it. Its output goes to the end of the log file,
+// but for stdout when that is not nil.
+func Start(args []string, logPath string, stdout *os.File) (*exec.Cmd, error) {
+	if st, err := os.Stat(logPath); err == nil && st.Size() > maxLog {
+		if err := os.Rename(logPath, logPath+".old"); err != nil {
+			return nil, err
+		}
+	}
+	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
+	if stdout != nil {
+		cmd.Stdout = stdout
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd, cmd.Start()
+}
+
+// again is the pause before a program is started once more.
+const again = 50 * time.Millisecond
+
+// Ensure makes sure that a background program answers: it calls probe, and
+// starts the program when there is no answer, until probe reports true or ctx
+// ends. A program that ends well has found another one that does its work, which
+// may itself be on its way out, so it is started again after a moment; one that
+// fails is an error with the end of its log.
+func Ensure(ctx context.Context, args []string, logPath string, probe func(context.Context) bool) error {
+	for !probe(ctx) {
+		cmd, err := Start(args, logPath, nil)
+		if err != nil {
+			return err
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }() // ends with the program, or with this process
+		up, err := await(ctx, ended, probe)
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, LastLine(logPath))
+		}
+		if up {
+			return nil
+		}
+	}
+	return nil
+}
+
+// await polls until probe is true, or the program has ended well.
+func await(ctx context.Context, ended <-chan error, probe func(context.Context) bool) (bool, error) {
+	pause := poll
+	for {
+		select {
+		case <-ctx.Done():
+			return false, fmt.Errorf("no answer: %w", ctx.Err())
+		case err := <-ended:
+			if err != nil {
+				return false, fmt.Errorf("it ended: %w", err)
+			}
+			ended, pause = nil, again
+		case <-time.After(pause):
+			if probe(ctx) {
+				return true, nil
+			}
+			if ended == nil {
+				return false, nil
+			}
+		}
+	}
+}
+
+// LastLine returns the end of a log for an error message.
+func LastLine(path string) string {
+	const tail = 4 << 10
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil && st.Size() > tail {
+		f.Seek(-tail, io.SeekEnd)
+	}
+	raw, err := io.ReadAll(io.LimitReader(f, tail))
+	if err != nil {
+		return err.Error()
+	}
+	text := strings.TrimSpace(string(raw))
+	return text[strings.LastIndexByte(text, '\n')+1:]
+}
