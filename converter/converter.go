@@ -77,14 +77,11 @@ type Result struct {
 
 	Layers       int   // of the image
 	LayersReused int   // of them, how many were known and not read
-	Entries      int   // names in the tree
 	FileBytes    int64 // length of all files, hard links once
-	ChunkBytes   int64 // length of the distinct chunks
 
 	NewChunks      int64 // chunks that the store did not have
 	NewPlainBytes  int64 // their length
 	NewStoredBytes int64 // their length as stored
-	Duration       time.Duration
 
 	Warnings []string // what was left out or had to be done again
 }
@@ -115,11 +112,9 @@ func Convert(ctx context.Context, cfg Config, req Request) (*Result, error) {
 		return nil, fmt.Errorf("convert %s: %w", req.Source, err)
 	}
 	c := &conversion{cfg: cfg.withDefaults(), req: req}
-	start := c.cfg.Now()
 	if err := c.run(ctx); err != nil {
 		return nil, fmt.Errorf("convert %s: %w", req.Source, err)
 	}
-	c.result.Duration = c.cfg.Now().Sub(start)
 	return &c.result, nil
 }
 

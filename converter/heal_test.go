@@ -10,6 +10,7 @@ import (
 	"quarry/internal/testimage"
 	"quarry/signer"
 	"quarry/store/bucket/buckettest"
+	"quarry/store/bucket/mem"
 	"quarry/store/chunk"
 	"quarry/store/image"
 )
@@ -90,6 +91,98 @@ func TestDamagedObjectsAreHealed(t *testing.T) {
 	}
 	if diff := cmp.Diff(s.objects(t), want); diff != "" {
 		t.Errorf("objects (-got +want):\n%s", diff)
+	}
+}
+
+// Two images with the same chunks have one virtual blob. The mapping of the first
+// stays, which both count as their own.
+func TestTheFirstMappingOfABlobStays(t *testing.T) {
+	s := newStore(t)
+	first := testimage.Build(t, layerOf(testimage.File("a", big))).Source("")
+	second := testimage.Build(t, layerOf(testimage.File("b", big))).Source("")
+	one, two := s.convert(t, first), s.convert(t, second)
+	if one.Statement.Bootstrap == two.Statement.Bootstrap || *one.Statement.Blob != *two.Statement.Blob {
+		t.Fatalf("want two bootstraps and one blob, got %+v and %+v", one.Statement, two.Statement)
+	}
+	v := *one.Statement.Blob
+	if d := s.wantMapping(t, v); d != one.Statement.Bootstrap {
+		t.Errorf("blob leads to %s, want the first bootstrap %s", d, one.Statement.Bootstrap)
+	}
+	want := s.objects(t)
+	s.TreeLimits.Names = 1 // merging would fail: both are known
+	s.convert(t, first)
+	s.convert(t, second)
+	if diff := cmp.Diff(s.objects(t), want); diff != "" {
+		t.Errorf("objects (-got +want):\n%s", diff)
+	}
+}
+
+func TestAMappingThatLeadsNowhereIsReplaced(t *testing.T) {
+	for name, mapping := range map[string]func(t *testing.T, s *store) string{
+		"to no bootstrap": func(*testing.T, *store) string { return chunk.Sum(nil).String() },
+		"to one of another blob": func(t *testing.T, s *store) string {
+			return s.convert(t, testimage.Build(t, top).Source("")).Statement.Bootstrap.String()
+		},
+		"to one that is damaged": func(t *testing.T, s *store) string {
+			l := layerOf(testimage.File("z", big))
+			d := s.convert(t, testimage.Build(t, l).Source("")).Statement.Bootstrap
+			buckettest.Corrupt(t, s.mem, image.BootstrapKey(d), 5000)
+			return d.String()
+		},
+		"no digest": func(*testing.T, *store) string { return "sha256:x" },
+		"too long":  func(*testing.T, *store) string { return strings.Repeat("x", 100) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			src := testimage.Build(t, layerOf(testimage.File("a", big))).Source("")
+			r := s.convert(t, src)
+			buckettest.Put(t, s.mem, image.BlobKey(*r.Statement.Blob), []byte(mapping(t, s)))
+			s.convert(t, src)
+			if d := s.wantMapping(t, *r.Statement.Blob); d != r.Statement.Bootstrap {
+				t.Errorf("blob leads to %s, want %s", d, r.Statement.Bootstrap)
+			}
+		})
+	}
+}
+
+func TestAStatementThatIsTooLargeIsHealed(t *testing.T) {
+	s := newStore(t)
+	src := testimage.Build(t, base).Source("")
+	r := s.convert(t, src)
+	buckettest.Put(t, s.mem, image.StatementKey(r.Source, amd64), make([]byte, image.MaxStatement+1))
+	s.convert(t, src)
+	if v, _ := s.verified(t, latest); v.ID != r.ImageID {
+		t.Errorf("image id %s, want %s", v.ID, r.ImageID)
+	}
+}
+
+// The order in which a statement is replaced is what readers rely on, see
+// image.StatementKey.
+func TestAStatementIsReplacedBetweenItsSignatures(t *testing.T) {
+	b := mem.New()
+	faulty := &buckettest.Faulty{}
+	s := openStore(t, b, faulty)
+	src := testimage.Build(t, base).Source("")
+	r := s.convert(t, src)
+	old := r.Statement
+	old.Converter = "quarry-converter/0"
+	payload, err := image.EncodeStatement(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	statement := image.StatementKey(r.Source, amd64)
+	buckettest.Put(t, b, statement, payload)
+	var got []string
+	faulty.Before = func(op buckettest.Op) error {
+		if (op.Method == "Put" || op.Method == "Delete") && strings.HasPrefix(op.Key, image.ImagesPrefix) {
+			got = append(got, op.Method+" "+op.Key)
+		}
+		return nil
+	}
+	s.convert(t, src)
+	sig := image.SigKey(r.Source, amd64, signingKey(t).Public().ID())
+	if diff := cmp.Diff(got, []string{"Delete " + sig, "Put " + statement, "Put " + sig}); diff != "" {
+		t.Errorf("writes (-got +want):\n%s", diff)
 	}
 }
 

@@ -34,34 +34,80 @@ func (c *conversion) publish(ctx context.Context, t *rafs.Tree) error {
 	if err != nil {
 		return err
 	}
-	objects := []object{
-		{image.BootstrapKey(s.Bootstrap), boot},
-		{image.ConfigKey(s.Config), c.image.Config},
+	if err := c.putObject(ctx, image.BootstrapKey(s.Bootstrap), boot); err != nil {
+		return err
 	}
-	if s.Blob != nil {
-		objects = append(objects, object{image.BlobKey(*s.Blob), []byte(s.Bootstrap.String())})
+	if err := c.putObject(ctx, image.ConfigKey(s.Config), c.image.Config); err != nil {
+		return err
 	}
-	for _, o := range objects {
-		if err := c.putObject(ctx, o.key, o.body); err != nil {
-			return err
-		}
+	if err := c.putMapping(ctx, s); err != nil {
+		return err
 	}
 	if err := c.putStatement(ctx, s, payload); err != nil {
 		return err
 	}
 	c.result.ImageID, c.result.Statement = image.ID(payload), s
-	c.count(im)
+	c.result.FileBytes = im.FileBytes()
 	return nil
 }
 
+// putMapping stores which bootstrap has the image's virtual blob. Two images
+// with the same chunks share one, and the first mapping stays: it is as good, and
+// objects do not change. Only one that leads nowhere is replaced.
+func (c *conversion) putMapping(ctx context.Context, s image.Statement) error {
+	if ok, err := c.mapped(ctx, s); ok || err != nil {
+		return err
+	}
+	return c.putObject(ctx, image.BlobKey(*s.Blob), []byte(s.Bootstrap.String()))
+}
+
+// mapped reports whether the stored mapping of the image's virtual blob leads to
+// a bootstrap that has it; it does when there is no blob. The image's own
+// bootstrap is not read again. The error is about the bucket, not the mapping.
+func (c *conversion) mapped(ctx context.Context, s image.Statement) (bool, error) {
+	if s.Blob == nil {
+		return true, nil
+	}
+	raw, err := bucket.ReadObject(ctx, c.cfg.Bucket, image.BlobKey(*s.Blob), int64(len(s.Bootstrap.String())))
+	if err != nil {
+		return false, unlessDamage(err)
+	}
+	d, err := chunk.Parse(string(raw))
+	if err != nil {
+		return false, nil
+	}
+	if d == s.Bootstrap {
+		return true, nil
+	}
+	boot, err := bucket.ReadObject(ctx, c.cfg.Bucket, image.BootstrapKey(d), rafs.MaxBootstrap)
+	if err != nil {
+		return false, unlessDamage(err)
+	}
+	if chunk.Sum(boot) != d {
+		return false, nil
+	}
+	im, err := rafs.Decode(boot)
+	return err == nil && im.Blob != nil && im.Blob.ID == *s.Blob, nil
+}
+
+// unlessDamage is nil for an object that is gone or damaged and can be written
+// anew, and err otherwise.
+func unlessDamage(err error) error {
+	if bucket.IsDamage(err) {
+		return nil
+	}
+	return err
+}
+
 // putStatement stores the statement and its signature. Another converter
-// version may have made another statement of the same source; it is replaced,
-// and its signatures go first, because they would show as altered beside the
-// new payload. In between the image is unsigned, never wrong.
+// version may have made another statement of the same source; it is replaced as
+// image.StatementKey says, signatures going first and coming last, so that a
+// reader never takes them for signatures of the other payload. In between the
+// image is unsigned, never wrong.
 func (c *conversion) putStatement(ctx context.Context, s image.Statement, payload []byte) error {
 	key := image.StatementKey(s.Source, s.Platform)
 	old, err := bucket.ReadObject(ctx, c.cfg.Bucket, key, image.MaxStatement)
-	if err != nil && !errors.Is(err, bucket.ErrNotFound) {
+	if err := unlessDamage(err); err != nil {
 		return err
 	}
 	if !bytes.Equal(old, payload) {
@@ -93,22 +139,6 @@ func (c *conversion) deleteSignatures(ctx context.Context, s image.Statement) er
 		}
 	}
 	return nil
-}
-
-// count fills in the figures that the finished image shows.
-func (c *conversion) count(im *rafs.Image) {
-	seen := map[*rafs.Inode]bool{}
-	_ = im.Walk(func(_ string, n *rafs.Inode) error { // which returns only what this function does
-		c.result.Entries++
-		if n.IsRegular() && !seen[n] {
-			seen[n] = true
-			c.result.FileBytes += n.Size
-		}
-		return nil
-	})
-	if im.Blob != nil {
-		c.result.ChunkBytes = im.Blob.DataSize()
-	}
 }
 
 // serialAttempts is how often a name statement is made anew because another
@@ -151,11 +181,6 @@ func (c *conversion) nameStatement(n catalog.Name) ([]byte, error) {
 		Payload:     payload,
 		Signatures:  []signer.Signature{signer.Sign(c.cfg.SigningKey, image.NameStatementType, payload)},
 	}.Encode()
-}
-
-type object struct {
-	key  string
-	body []byte
 }
 
 // putObject stores body under key unless exactly that is there: comparing costs

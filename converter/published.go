@@ -30,8 +30,10 @@ func (c *conversion) published(ctx context.Context) bool {
 		s.ChunkSize != c.cfg.ChunkSize || s.Converter != Version {
 		return false
 	}
-	if !c.holds(ctx, image.ConfigKey(s.Config), c.image.Config) ||
-		s.Blob != nil && !c.holds(ctx, image.BlobKey(*s.Blob), []byte(s.Bootstrap.String())) {
+	if !c.holds(ctx, image.ConfigKey(s.Config), c.image.Config) {
+		return false
+	}
+	if ok, err := c.mapped(ctx, s); !ok || err != nil {
 		return false
 	}
 	boot, err := bucket.ReadObject(ctx, c.cfg.Bucket, image.BootstrapKey(s.Bootstrap), s.BootstrapSize)
@@ -43,7 +45,7 @@ func (c *conversion) published(ctx context.Context) bool {
 		return false
 	}
 	c.result.ImageID, c.result.Statement = image.ID(payload), s
-	c.count(im)
+	c.result.FileBytes = im.FileBytes()
 	return true
 }
 

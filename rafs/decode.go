@@ -26,6 +26,20 @@ func (m *Image) DeviceSize() int64 {
 	return m.Blob.MappedOff + m.Blob.DevSize()
 }
 
+// FileBytes is the length of all regular files, each hard link counted once.
+func (m *Image) FileBytes() int64 {
+	var total int64
+	seen := map[*Inode]bool{}
+	_ = m.Walk(func(_ string, n *Inode) error { // which returns only what this function does
+		if n.IsRegular() && !seen[n] {
+			seen[n] = true
+			total += n.Size
+		}
+		return nil
+	})
+	return total
+}
+
 // Walk is m.Tree.Walk.
 func (m *Image) Walk(fn func(path string, n *Inode) error) error { return m.Tree.Walk(fn) }
 

@@ -58,6 +58,19 @@ func TestTruncatedAndLonger(t *testing.T) {
 	}
 }
 
+func TestFileBytesCountsAHardLinkOnce(t *testing.T) {
+	s := newSample(4096)
+	a, b := s.file(make([]byte, 5000)), s.file([]byte("b"))
+	link := &rafs.Inode{Mode: rafs.ModeSymlink | 0o777, Target: "a"}
+	s.tree.Root = &rafs.Inode{Mode: rafs.ModeDir | 0o755, Entries: []rafs.Dirent{
+		{Name: "a", Inode: a}, {Name: "again", Inode: a}, {Name: "b", Inode: b}, {Name: "link", Inode: link},
+	}}
+	_, im := s.encode(t)
+	if got := im.FileBytes(); got != 5001 {
+		t.Errorf("got %d bytes, want 5001", got)
+	}
+}
+
 // TestHostileBootstraps damages one place each and expects the error to name it.
 func TestHostileBootstraps(t *testing.T) {
 	const root, first = 8192, 8192 + 64 // the root and its block of entries

@@ -42,7 +42,7 @@ func load(b blobs, sel selector, want image.Platform) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	im := &Image{Source: source, blobs: b, ManifestRaw: found.manifestRaw, Config: found.configRaw, ConfigDigest: found.config, Platform: found.platform}
+	im := &Image{Source: source, blobs: b, Config: found.configRaw, ConfigDigest: found.config, Platform: found.platform}
 	if im.Layers, err = layers(found); err != nil {
 		return nil, fmt.Errorf("manifest %s: %w", found.digest, err)
 	}
@@ -114,25 +114,24 @@ type imageConfig struct {
 
 // candidate is a manifest that holds a real image.
 type candidate struct {
-	digest      chunk.Digest // of the manifest
-	manifestRaw []byte
-	manifest    *document
-	config      chunk.Digest
-	configRaw   []byte
-	parsed      imageConfig
-	platform    image.Platform
+	digest    chunk.Digest // of the manifest
+	manifest  *document
+	config    chunk.Digest
+	configRaw []byte
+	parsed    imageConfig
+	platform  image.Platform
 }
 
 // readImage reads a manifest's config.
-func readImage(b blobs, digest chunk.Digest, raw []byte, doc *document) (*candidate, error) {
+func readImage(b blobs, digest chunk.Digest, doc *document) (*candidate, error) {
 	if !doc.Config.MediaType.IsConfig() {
 		return nil, fmt.Errorf("manifest %s is an artifact, not an image: its config is of type %q", digest, doc.Config.MediaType)
 	}
-	configRaw, err := readVerified(b, *doc.Config, MaxConfig)
+	configRaw, err := readVerified(b, *doc.Config, image.MaxConfig)
 	if err != nil {
 		return nil, fmt.Errorf("config of manifest %s: %w", digest, err)
 	}
-	c := &candidate{digest: digest, manifestRaw: raw, manifest: doc, configRaw: configRaw, config: chunk.Sum(configRaw)}
+	c := &candidate{digest: digest, manifest: doc, configRaw: configRaw, config: chunk.Sum(configRaw)}
 	if err := json.Unmarshal(configRaw, &c.parsed); err != nil {
 		return nil, fmt.Errorf("config %s is not a JSON image config: %w", c.config, err)
 	}

@@ -15,11 +15,11 @@ import (
 	"quarry/store/image"
 )
 
-// Maxima of what is read into memory, checked before it is.
+// Maxima of what is read into memory, checked before it is; a config's is
+// image.MaxConfig.
 const (
 	MaxManifest = 4 << 20 // a manifest or an image index; the push limit of registries
-	MaxConfig   = 8 << 20
-	MaxLayers   = 1000 // 1000 descriptors are about 200 KiB of a manifest
+	MaxLayers   = 1000    // 1000 descriptors are about 200 KiB of a manifest
 )
 
 // Image is one image of a source, for one platform. Close it after the last
@@ -27,7 +27,6 @@ const (
 type Image struct {
 	Source       chunk.Digest // digest of what the reference names: an image index or a manifest
 	Platform     image.Platform
-	ManifestRaw  []byte // of the image, also when Source is an index
 	Config       []byte
 	ConfigDigest chunk.Digest
 	Layers       []Layer

@@ -29,12 +29,12 @@ type picker struct {
 // pick returns the image that d describes or, when it is an index, the one of
 // its images that suits the platform best.
 func (p *picker) pick(d descriptor) (*candidate, error) {
-	doc, raw, digest, err := p.read(d)
+	doc, digest, err := p.read(d)
 	if err != nil {
 		return nil, err
 	}
 	if !doc.isIndex() {
-		c, err := readImage(p.blobs, digest, raw, doc)
+		c, err := readImage(p.blobs, digest, doc)
 		if err != nil {
 			return nil, err
 		}
@@ -68,20 +68,20 @@ func (p *picker) only(c *candidate) (*candidate, error) {
 	return c, nil
 }
 
-func (p *picker) read(d descriptor) (*document, []byte, chunk.Digest, error) {
+func (p *picker) read(d descriptor) (*document, chunk.Digest, error) {
 	digest, err := digestOf(d)
 	if err != nil {
-		return nil, nil, digest, err
+		return nil, digest, err
 	}
 	raw, err := readVerified(p.blobs, d, MaxManifest)
 	if err != nil {
-		return nil, nil, digest, fmt.Errorf("manifest %s: %w", digest, err)
+		return nil, digest, fmt.Errorf("manifest %s: %w", digest, err)
 	}
 	doc, err := parseDocument(raw, d.MediaType)
 	if err != nil {
-		return nil, nil, digest, fmt.Errorf("manifest %s: %w", digest, err)
+		return nil, digest, fmt.Errorf("manifest %s: %w", digest, err)
 	}
-	return doc, raw, digest, nil
+	return doc, digest, nil
 }
 
 // walk gathers the candidates of an index. Only entries that may match are
@@ -117,7 +117,7 @@ func (p *picker) enter(d descriptor, depth int) error {
 			return nil
 		}
 	}
-	doc, raw, digest, err := p.read(d)
+	doc, digest, err := p.read(d)
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func (p *picker) enter(d descriptor, depth int) error {
 		p.skipped = append(p.skipped, fmt.Errorf("%s is an artifact, not an image: its config is of type %q", digest, doc.Config.MediaType))
 		return nil
 	}
-	c, err := readImage(p.blobs, digest, raw, doc)
+	c, err := readImage(p.blobs, digest, doc)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,8 @@
 package oci_test
 
 import (
+	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 
@@ -9,9 +11,24 @@ import (
 	"quarry/store/image"
 )
 
-// marked is an image that a test can tell from others by its layer.
+// marked is an image that a test can tell from others by its config, which names
+// its layer.
 func marked(l *testimage.Layout, platform, mark string) testimage.Descriptor {
 	return l.Image(testimage.Image{Platform: platform, Layers: []testimage.Layer{{Entries: []testimage.Entry{testimage.File("mark", mark)}}}})
+}
+
+// configOf returns the digest of an image's config.
+func configOf(t *testing.T, l *testimage.Layout, d testimage.Descriptor) string {
+	t.Helper()
+	raw, err := os.ReadFile(l.BlobPath(d.Digest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m testimage.Manifest
+	if err := json.Unmarshal(raw, &m); err != nil {
+		t.Fatal(err)
+	}
+	return m.Config.Digest
 }
 
 func attestation(l *testimage.Layout, of testimage.Descriptor) testimage.Descriptor {
@@ -70,8 +87,8 @@ func TestThePlatformAskedForIsChosen(t *testing.T) {
 				return
 			}
 			im := open(t, l.Source(""), parse(t, tt.want))
-			if got, want := testimage.Digest(im.ManifestRaw), ds[tt.chosen].Digest; got != want {
-				t.Errorf("manifest %s, want %s", got, want)
+			if got, want := im.ConfigDigest.String(), configOf(t, l, ds[tt.chosen]); got != want {
+				t.Errorf("config %s, want %s", got, want)
 			}
 			if im.Source.String() != index.Digest || im.Platform != parse(t, tt.asPlatform) {
 				t.Errorf("source %s, platform %s", im.Source, im.Platform)
@@ -131,13 +148,13 @@ func TestIndexesOfOtherShapes(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			l, _ := build(t, tt.make)
-			want := good(l).Digest
+			want := configOf(t, l, good(l))
 			if tt.err != nil {
 				openError(t, l.Source(""), amd64, tt.err...)
 				return
 			}
-			if im := open(t, l.Source(""), amd64); testimage.Digest(im.ManifestRaw) != want {
-				t.Errorf("manifest %s, want %s", im.ManifestRaw, want)
+			if im := open(t, l.Source(""), amd64); im.ConfigDigest.String() != want {
+				t.Errorf("config %s, want %s", im.ConfigDigest, want)
 			}
 		})
 	}

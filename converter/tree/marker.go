@@ -55,7 +55,7 @@ func classify(name string) (kind, error) {
 		case strings.HasPrefix(dir, metaPrefix):
 			return bookkeeping, nil
 		case strings.HasPrefix(dir, whiteoutPrefix):
-			return 0, errors.New("the path leads through a whiteout: no directory can have a name that begins with .wh.")
+			return 0, errors.New("the path leads through a whiteout: no directory has a name that begins with \".wh.\"")
 		}
 	}
 	switch target, isMarker := strings.CutPrefix(base, whiteoutPrefix); {
@@ -77,7 +77,7 @@ func checkComponent(name string) error {
 	case len(name) > rafs.MaxName:
 		return fmt.Errorf("the path component %q has %d bytes, at most %d are possible", name, len(name), rafs.MaxName)
 	case strings.HasPrefix(name, whiteoutPrefix):
-		return fmt.Errorf("the path leads to %q: no file can have a name that begins with .wh.", name)
+		return fmt.Errorf("the path leads to %q: no file has a name that begins with %q", name, whiteoutPrefix)
 	}
 	return nil
 }

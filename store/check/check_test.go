@@ -24,6 +24,7 @@ import (
 type world struct {
 	check.Config
 	bucket *mem.Bucket
+	layer  testimage.Layer
 	source string
 	conv   converter.Config
 }
@@ -53,8 +54,8 @@ func newWorld(t *testing.T) *world {
 	w.conv = converter.Config{Store: chunks, Bucket: w.bucket, Catalog: names, ChunkSize: chunk.MinSize, MACKey: mac, SigningKey: key}
 	content := make([]byte, 6*chunk.MinSize)
 	rand.NewChaCha8([32]byte{1}).Read(content)
-	layer := testimage.Layer{Entries: []testimage.Entry{testimage.File("a", string(content)), testimage.File("b", "small")}}
-	w.source = testimage.Build(t, layer).Source("")
+	w.layer = testimage.Layer{Entries: []testimage.Entry{testimage.File("a", string(content)), testimage.File("b", "small")}}
+	w.source = testimage.Build(t, w.layer).Source("")
 	w.convert(t)
 	return w
 }

@@ -115,6 +115,25 @@ func TestPlatformsAreNormalised(t *testing.T) {
 	}
 }
 
+func TestParseStatementKeyIsTheInverseOfStatementKey(t *testing.T) {
+	d := digest("source")
+	for _, p := range []image.Platform{{OS: "linux", Arch: "amd64"}, {OS: "linux", Arch: "arm", Variant: "v7"}} {
+		source, platform, ok := image.ParseStatementKey(image.StatementKey(d, p))
+		if !ok || source != d || platform != p {
+			t.Errorf("got %s, %s, %t, want %s, %s", source, platform, ok, d, p)
+		}
+	}
+	for _, key := range []string{
+		"", "images/", "images/" + d.Hex(), "images/" + d.Hex() + "/linux-amd64", "images/" + d.Hex() + "/linux-amd64/sigs/statement",
+		"images/" + d.Hex() + "/linux-amd64/statement/", "images/" + d.Hex() + "/linux-x86_64/statement", "images/" + d.Hex() + "/linux/statement",
+		"images/" + strings.ToUpper(d.Hex()) + "/linux-amd64/statement", "images/abc/linux-amd64/statement", d.Hex() + "/linux-amd64/statement",
+	} {
+		if _, _, ok := image.ParseStatementKey(key); ok {
+			t.Errorf("%q was taken for the key of a statement", key)
+		}
+	}
+}
+
 func TestKeys(t *testing.T) {
 	d, p := digest("source"), image.Platform{OS: "linux", Arch: "arm", Variant: "v7"}
 	for got, want := range map[string]string{

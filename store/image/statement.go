@@ -27,6 +27,9 @@ const (
 	StatementVersion = 1
 	// MaxStatement bounds a statement's text: the largest has about 700 bytes.
 	MaxStatement = 4 << 10
+	// MaxConfig bounds a raw OCI config, which a statement names. Real ones are
+	// below 100 KiB.
+	MaxConfig = 8 << 20
 	// MaxSerial bounds a serial to what every JSON reader keeps exactly, 2^53-1.
 	MaxSerial = 1<<53 - 1
 	// maxConverter bounds the converter version text.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -29,8 +30,11 @@ func CreateMeta(ctx context.Context, b bucket.Bucket, chunkSize int64, now time.
 	if !chunk.ValidSize(chunkSize) {
 		return Meta{}, fmt.Errorf("chunk size %d is not a power of two from %d to %d", chunkSize, chunk.MinSize, chunk.MaxSize)
 	}
-	if _, err := b.Stat(ctx, metaKey); err == nil {
+	switch _, err := b.Stat(ctx, metaKey); {
+	case err == nil:
 		return Meta{}, fmt.Errorf("%s exists: this is a store already", metaKey)
+	case !errors.Is(err, bucket.ErrNotFound):
+		return Meta{}, fmt.Errorf("create store: %w", err) // there may be one
 	}
 	m := Meta{Version: metaVersion, ChunkSize: chunkSize, Created: now.UTC().Truncate(time.Second)}
 	p, err := json.Marshal(m)
@@ -46,16 +50,9 @@ func CreateMeta(ctx context.Context, b bucket.Bucket, chunkSize int64, now time.
 // OpenMeta reads what a store is. The error is bucket.ErrNotFound for a bucket
 // that is none.
 func OpenMeta(ctx context.Context, b bucket.Bucket) (Meta, error) {
-	o, err := b.Stat(ctx, metaKey)
+	p, err := bucket.ReadObject(ctx, b, metaKey, maxMeta)
 	if err != nil {
 		return Meta{}, fmt.Errorf("open store: %w", err)
-	}
-	if o.Size > maxMeta {
-		return Meta{}, fmt.Errorf("%s has %d bytes, at most %d are expected", metaKey, o.Size, maxMeta)
-	}
-	p := make([]byte, o.Size)
-	if err := b.ReadAt(ctx, metaKey, p, 0); err != nil {
-		return Meta{}, fmt.Errorf("read %s: %w", metaKey, err)
 	}
 	return decodeMeta(p)
 }

@@ -37,6 +37,21 @@ func TestMeta(t *testing.T) {
 	}
 }
 
+func TestABucketThatCannotBeReadIsNotMadeAStore(t *testing.T) {
+	b := bucketmem.New()
+	if _, err := packed.CreateMeta(t.Context(), b, 256<<10, time.Unix(1e9, 0)); err != nil {
+		t.Fatal(err)
+	}
+	want := string(buckettest.Bytes(t, b, "store.json"))
+	faulty := &buckettest.Faulty{Bucket: b, Journal: b, Before: buckettest.FailAll("Stat")}
+	if _, err := packed.CreateMeta(t.Context(), faulty, 4<<10, time.Unix(2e9, 0)); !errors.Is(err, buckettest.ErrInjected) {
+		t.Errorf("got %v, want the injected error", err)
+	}
+	if got := string(buckettest.Bytes(t, b, "store.json")); got != want {
+		t.Errorf("the store is now %s, was %s", got, want)
+	}
+}
+
 func TestMetaIsDecodedStrictly(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"version":2,"shards":7}`: "version 2",

@@ -235,11 +235,9 @@ func (s *Store) entries(ctx context.Context, id chunk.Digest) (entries []pack.En
 	return entries, o.Size, err
 }
 
-// isDamage tells bytes that are wrong or gone from a bucket that cannot be
-// reached: the first stays so, the second may be asked again.
+// isDamage is bucket.IsDamage, and true also of bytes that are no pack.
 func isDamage(err error) bool {
-	var format *pack.FormatError
-	return errors.As(err, &format) || errors.Is(err, bucket.ErrNotFound) || errors.Is(err, io.ErrUnexpectedEOF)
+	return errors.As(err, new(*pack.FormatError)) || bucket.IsDamage(err)
 }
 
 // object reads a pack as an io.ReaderAt, for the time of one call.

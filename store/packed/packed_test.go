@@ -168,13 +168,6 @@ func TestStoredBytesDecodeToTheChunk(t *testing.T) {
 	var ds []chunk.Digest
 	for d := range plain {
 		ds = append(ds, d)
-		st, err := o.Stored(t.Context(), d)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := verify(d, st); err != nil {
-			t.Error(err)
-		}
 	}
 	calls := 0
 	err := o.StoredBatch(t.Context(), ds, func(d chunk.Digest, st packed.Stored, err error) error {

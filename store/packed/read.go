@@ -62,20 +62,6 @@ func (s *Store) Get(ctx context.Context, d chunk.Digest, dst []byte) ([]byte, er
 	return s.plain(ctx, d, loc, *buf, dst)
 }
 
-// Stored returns a chunk without decompressing it, for a client that does that
-// and verifies the digest. A copy found damaged is condemned.
-func (s *Store) Stored(ctx context.Context, d chunk.Digest) (Stored, error) {
-	loc, err := s.locate(ctx, d)
-	if err != nil {
-		return Stored{}, err
-	}
-	b := make([]byte, loc.Stored)
-	if err := s.readStored(ctx, d, loc, b); err != nil {
-		return Stored{}, err
-	}
-	return storedAt(loc, b), nil
-}
-
 func storedAt(loc chunkindex.Location, b []byte) Stored {
 	return Stored{Codec: loc.Codec, Len: loc.Len, CRC: loc.CRC, Bytes: b}
 }
@@ -178,7 +164,8 @@ func (s *Store) GetBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.D
 	})
 }
 
-// StoredBatch is GetBatch without decompression: fn gets what Stored returns.
+// StoredBatch is GetBatch without decompression, for a client that does that and
+// verifies the digests.
 func (s *Store) StoredBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, Stored, error) error) error {
 	a := answers[Stored]{fn: fn}
 	return s.eachStored(ctx, ds, func(_ context.Context, w wanted, stored []byte, err error) error {

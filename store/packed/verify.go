@@ -29,7 +29,8 @@ func (s *Store) verifyPack(ctx context.Context, id chunk.Digest, size int64, ent
 	r := bufio.NewReaderSize(io.TeeReader(io.NewSectionReader(s.object(ctx, id), 0, size), sum), maxRange)
 	buf := grown(nil, pack.HeaderSize)
 	if _, err := io.ReadFull(r, buf); err != nil {
-		return v, cutOff(&v, err)
+		err = cutOff(&v, err)
+		return v, err
 	}
 	v.structure = pack.CheckHeader(buf)
 	var plain []byte
@@ -37,7 +38,8 @@ func (s *Store) verifyPack(ctx context.Context, id chunk.Digest, size int64, ent
 		buf = grown(buf, pack.RecordHeaderSize+int(e.Stored))
 		if _, err := io.ReadFull(r, buf); err != nil {
 			v.bad[e.Off] = err
-			return v, cutOff(&v, err)
+			err = cutOff(&v, err)
+			return v, err
 		}
 		head, stored := buf[:pack.RecordHeaderSize], buf[pack.RecordHeaderSize:]
 		if got, err := pack.DecodeRecordHeader(head, e.Off-pack.RecordHeaderSize); err != nil {
@@ -51,7 +53,8 @@ func (s *Store) verifyPack(ctx context.Context, id chunk.Digest, size int64, ent
 		}
 	}
 	if _, err := io.Copy(io.Discard, r); err != nil {
-		return v, cutOff(&v, err)
+		err = cutOff(&v, err)
+		return v, err
 	}
 	v.id = chunk.Digest(sum.Sum(nil))
 	return v, nil
