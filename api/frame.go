@@ -267,7 +267,17 @@ func checkHeader(head []byte, f Frame, size uint32) string {
 // payload reads size bytes into the reader's buffer, which it grows only as
 // bytes arrive.
 func (fr *FrameReader) payload(size int) ([]byte, error) {
-	buf := fr.buf[:0]
+	buf, err := readGrowing(fr.buf[:0], size, fr.fill)
+	if err != nil {
+		return nil, err
+	}
+	fr.buf = buf
+	return buf, nil
+}
+
+// readGrowing reads size bytes with fill and appends them to buf, whose memory
+// grows only as bytes arrive.
+func readGrowing(buf []byte, size int, fill func([]byte) error) ([]byte, error) {
 	for len(buf) < size {
 		n := min(size-len(buf), max(readStep, cap(buf)-len(buf)))
 		old := len(buf)
@@ -277,11 +287,10 @@ func (fr *FrameReader) payload(size int) ([]byte, error) {
 			buf = grown
 		}
 		buf = buf[:old+n]
-		if err := fr.fill(buf[old:]); err != nil {
+		if err := fill(buf[old:]); err != nil {
 			return nil, err
 		}
 	}
-	fr.buf = buf
 	return buf, nil
 }
 

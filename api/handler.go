@@ -67,8 +67,8 @@ type Config struct {
 	Log      *slog.Logger         // nil = discard
 
 	MaxReads     int           // chunk and blob requests served at once; 0 = 64
-	MaxJobs      int           // convert, check and rebuild at once; 0 = 4
-	QueueTimeout time.Duration // wait for one of them before 503; 0 = 2 s
+	MaxJobs      int           // convert, check and rebuild at once, others wait; 0 = 4
+	QueueTimeout time.Duration // wait of a read before 503; 0 = 2 s
 	ChunkTimeout time.Duration // silence of the store in a batch before the rest gets error frames; 0 = 15 s
 	Now          func() time.Time
 }
@@ -122,7 +122,7 @@ func NewHandler(cfg Config) *Handler {
 		leases:  newLeases(cfg.Now),
 		blobs:   newBlobCache(),
 		reads:   gate{slots: make(chan struct{}, cfg.MaxReads), wait: cfg.QueueTimeout},
-		jobs:    gate{slots: make(chan struct{}, cfg.MaxJobs), wait: cfg.QueueTimeout},
+		jobs:    gate{slots: make(chan struct{}, cfg.MaxJobs)},
 		started: cfg.Now(),
 		lastEnd: cfg.Now(),
 	}}
@@ -219,6 +219,8 @@ func (h *Handler) serve(w *response, r *http.Request, rt route) error {
 		return h.serveImage(ctx, w, rt)
 	case opImageDelete:
 		return h.deleteName(ctx, w, rt)
+	case opStart:
+		return h.serveStart(ctx, w, rt)
 	case opBootstrap:
 		return h.serveBootstrap(ctx, w, r, rt.digest)
 	case opConfig:
@@ -293,19 +295,23 @@ func requestID(r *http.Request) string {
 // gate admits a bounded number of requests at once.
 type gate struct {
 	slots chan struct{}
-	wait  time.Duration
+	wait  time.Duration // 0: as long as the request lives
 }
 
 // enter waits for a slot and returns how to give it back.
 func (g gate) enter(ctx context.Context) (leave func(), err error) {
-	timer := time.NewTimer(g.wait)
-	defer timer.Stop()
+	var late <-chan time.Time
+	if g.wait > 0 {
+		timer := time.NewTimer(g.wait)
+		defer timer.Stop()
+		late = timer.C
+	}
 	select {
 	case g.slots <- struct{}{}:
 		return func() { <-g.slots }, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-timer.C:
+	case <-late:
 		return nil, fmt.Errorf("%w: %d requests of this kind are being served, try again", ErrBusy, cap(g.slots))
 	}
 }

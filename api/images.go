@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,12 @@ import (
 // maxPlatformKeys bounds the listing of what one source has been converted to:
 // some hundred platforms with signer.MaxSignatures signatures each.
 const maxPlatformKeys = 4096
+
+// maxReplaced is how often a statement is read again because it was replaced.
+const maxReplaced = 4
+
+// maxSigKeys bounds the signature objects looked at, the unusable included.
+const maxSigKeys = 256
 
 func (h *Handler) serveNames(w *response, rt route) error {
 	page := NamesPage{Names: []NameInfo{}}
@@ -46,30 +53,70 @@ func compareName(n catalog.Name, cursor string) int {
 }
 
 func (h *Handler) serveImage(ctx context.Context, w *response, rt route) error {
-	source, nameEnv, err := h.resolve(rt.ref)
+	s, err := h.signed(ctx, rt)
 	if err != nil {
 		return err
+	}
+	return writeJSON(w, http.StatusOK, Image{Status: StatusReady, Name: s.name, Image: s.image})
+}
+
+// signedImage is what the store has to prove what an image is.
+type signedImage struct {
+	source   chunk.Digest
+	platform image.Platform
+	payload  []byte // the image statement; nobody has verified it
+	name     []byte // envelope of the name statement, nil when asked by digest
+	image    []byte // envelope of the image statement
+}
+
+// signed finds the signed statements of the image that is asked for.
+func (h *Handler) signed(ctx context.Context, rt route) (*signedImage, error) {
+	source, nameEnv, err := h.resolve(rt.ref)
+	if err != nil {
+		return nil, err
 	}
 	p, err := h.choosePlatform(ctx, rt, source)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	payload, err := readObject(ctx, h.cfg.Bucket, image.StatementKey(source, p), image.MaxStatement)
+	payload, sigs, err := h.statement(ctx, source, p)
 	if err != nil {
-		return err
-	}
-	sigs, err := h.signatures(ctx, source, p)
-	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(sigs) == 0 || (rt.ref.Digest == nil && len(nameEnv) == 0) {
-		return fmt.Errorf("%w: %s for %s", ErrUnsigned, rt.ref, p)
+		return nil, fmt.Errorf("%w: %s for %s", ErrUnsigned, rt.ref, p)
 	}
 	env, err := signer.Envelope{PayloadType: image.StatementType, Payload: payload, Signatures: sigs}.Encode()
 	if err != nil {
-		return fmt.Errorf("image statement of %s for %s: %w", source, p, err)
+		return nil, fmt.Errorf("image statement of %s for %s: %w", source, p, err)
 	}
-	return writeJSON(w, http.StatusOK, Image{Status: StatusReady, Name: nameEnv, Image: env})
+	return &signedImage{source: source, platform: p, payload: payload, name: nameEnv, image: env}, nil
+}
+
+// statement reads an image statement and its signatures. A conversion may
+// replace both meanwhile; as image.StatementKey tells, the signatures are those
+// of a statement that reads the same before and after them.
+func (h *Handler) statement(ctx context.Context, source chunk.Digest, p image.Platform) ([]byte, []signer.Signature, error) {
+	key := image.StatementKey(source, p)
+	payload, err := readObject(ctx, h.cfg.Bucket, key, image.MaxStatement)
+	if err != nil {
+		return nil, nil, err
+	}
+	for range maxReplaced {
+		sigs, err := h.signatures(ctx, source, p)
+		if err != nil {
+			return nil, nil, err
+		}
+		again, err := readObject(ctx, h.cfg.Bucket, key, image.MaxStatement)
+		if err != nil {
+			return nil, nil, err
+		}
+		if bytes.Equal(payload, again) {
+			return payload, sigs, nil
+		}
+		payload = again
+	}
+	return nil, nil, fmt.Errorf("%w: %s is being replaced", ErrBusy, key)
 }
 
 // resolve returns the source digest that a reference names, and the signed name
@@ -170,14 +217,16 @@ func (h *Handler) platforms(ctx context.Context, source chunk.Digest) ([]image.P
 }
 
 // signatures reads the signature objects of an image statement. One that is
-// damaged is left out and logged, since the others still prove the statement.
+// damaged, or lies under a key that is not its own or was listed before, is left
+// out and logged, since the others still prove the statement.
 func (h *Handler) signatures(ctx context.Context, source chunk.Digest, p image.Platform) ([]signer.Signature, error) {
 	var sigs []signer.Signature
+	n, last := 0, ""
 	for obj, err := range h.cfg.Bucket.List(ctx, image.SigPrefix(source, p)) {
 		if err != nil {
 			return nil, fmt.Errorf("list signatures of %s for %s: %w", source, p, err)
 		}
-		if len(sigs) == signer.MaxSignatures {
+		if n++; len(sigs) == signer.MaxSignatures || n > maxSigKeys {
 			break
 		}
 		b, err := readObject(ctx, h.cfg.Bucket, obj.Key, signer.MaxSignature)
@@ -188,11 +237,14 @@ func (h *Handler) signatures(ctx context.Context, source chunk.Digest, p image.P
 			return nil, err
 		}
 		sig, err := signer.DecodeSignature(b)
+		if own := image.SigKey(source, p, sig.KeyID); err == nil && (obj.Key != own || obj.Key <= last) {
+			err = fmt.Errorf("it is by key %s, or was listed before", sig.KeyID)
+		}
 		if err != nil {
 			h.log.WarnContext(ctx, "signature object left out", "key", obj.Key, "error", err)
 			continue
 		}
-		sigs = append(sigs, sig)
+		sigs, last = append(sigs, sig), obj.Key
 	}
 	return sigs, nil
 }

@@ -87,23 +87,27 @@ func (h *Handler) serveRebuild(ctx context.Context, w *response) error {
 }
 
 // stream runs a job and sends its events as NDJSON, ending with its result or
-// its error. The status is 200 either way: it is known only at the end.
+// its error. The status is 200 either way: it is known only at the end. Jobs wait
+// for their turn as long as their client does.
 func (h *Handler) stream(ctx context.Context, w *response, job func(*eventStream) (any, error)) error {
-	leave, err := h.jobs.enter(ctx)
-	if err != nil {
-		return err
-	}
-	defer leave()
 	w.Header().Set("Content-Type", TypeNDJSON)
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
 	s := &eventStream{w: w}
-	result, err := s.run(job)
+	result, err := s.run(func(s *eventStream) (any, error) {
+		leave, err := h.jobs.enter(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
+		return job(s)
+	})
 	if err != nil {
 		e := toError(err)
 		e.RequestID = w.Header().Get(HeaderRequestID)
 		s.send(Event{Type: EventError, Error: e})
 		h.log.WarnContext(ctx, "job ended with an error", "request_id", e.RequestID, "error", err)
+		w.status = e.Status // for the metrics: the client was sent 200 before
 		return s.err
 	}
 	raw, err := json.Marshal(result)

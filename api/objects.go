@@ -3,13 +3,12 @@ package api
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
-
-	"github.com/klauspost/compress/zstd"
 
 	"quarry/rafs"
 	"quarry/store/bucket"
@@ -20,20 +19,14 @@ import (
 // copyStep is the size of one read from the bucket and one write to a client.
 const copyStep = 256 << 10
 
-// readObject reads a whole object of at most limit bytes.
+// readObject is bucket.ReadObject, with an object that is larger than what its
+// key stands for reported as damaged.
 func readObject(ctx context.Context, b bucket.Bucket, key string, limit int64) ([]byte, error) {
-	obj, err := b.Stat(ctx, key)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", key, err)
+	p, err := bucket.ReadObject(ctx, b, key, limit)
+	if errors.Is(err, bucket.ErrTooLarge) {
+		err = fmt.Errorf("%w: %w", ErrObjectCorrupt, err)
 	}
-	if obj.Size > limit {
-		return nil, fmt.Errorf("%w: %s has %d bytes, at most %d are allowed", ErrObjectCorrupt, key, obj.Size, limit)
-	}
-	p := make([]byte, obj.Size)
-	if err := b.ReadAt(ctx, key, p, 0); err != nil {
-		return nil, fmt.Errorf("read %s: %w", key, err)
-	}
-	return p, nil
+	return p, err
 }
 
 // readVerified reads an object whose digest is known.
@@ -105,19 +98,11 @@ func (h *Handler) serveBootstrap(ctx context.Context, w *response, r *http.Reque
 		return copyObject(ctx, w, h.cfg.Bucket, obj, d)
 	}
 	w.Header().Set("Content-Encoding", "zstd")
-	enc, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1),
-		zstd.WithWindowSize(BootstrapWindow))
-	if err != nil {
-		return fmt.Errorf("zstd encoder: %w", err)
-	}
-	if err := copyObject(ctx, enc, h.cfg.Bucket, obj, d); err != nil {
-		return err
-	}
-	return enc.Close()
+	return compressObject(ctx, w, h.cfg.Bucket, obj, d)
 }
 
 func (h *Handler) serveConfig(ctx context.Context, w *response, r *http.Request, d chunk.Digest) error {
-	p, err := readVerified(ctx, h.cfg.Bucket, image.ConfigKey(d), d, MaxConfig)
+	p, err := readVerified(ctx, h.cfg.Bucket, image.ConfigKey(d), d, image.MaxConfig)
 	if err != nil {
 		return err
 	}

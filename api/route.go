@@ -27,6 +27,7 @@ const (
 	opImages
 	opImage
 	opImageDelete
+	opStart
 	opBootstrap
 	opConfig
 	opChunk
@@ -50,6 +51,7 @@ type route struct {
 	op       op
 	ref      image.Ref
 	platform *image.Platform
+	have     *chunk.Digest // image id
 	digest   chunk.Digest
 	lease    string
 	after    string
@@ -72,6 +74,7 @@ var routeTable = []routeRow{
 	{path: "/v1/images", methods: get(opImages), query: []string{"after", "limit"}, name: "images"},
 	{path: "/v1/images/", methods: map[string]op{"GET": opImage, "DELETE": opImageDelete},
 		arg: (*route).setRef, query: []string{"platform"}, name: "image"},
+	{path: "/v1/start/", methods: get(opStart), arg: (*route).setRef, query: []string{"platform", "have"}, name: "start"},
 	{path: "/v1/bootstraps/", methods: get(opBootstrap), arg: (*route).setDigest, name: "bootstrap"},
 	{path: "/v1/configs/", methods: get(opConfig), arg: (*route).setDigest, name: "config"},
 	{path: "/v1/chunks/", methods: get(opChunk), arg: (*route).setDigest, name: "chunk"},
@@ -231,6 +234,12 @@ func (rt *route) setParam(name, value string) error {
 			return err
 		}
 		rt.platform = &p
+	case "have":
+		id, err := chunk.ParseHex(value)
+		if err != nil {
+			return err
+		}
+		rt.have = &id
 	case "after":
 		rt.after = value
 	case "limit":

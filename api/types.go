@@ -14,6 +14,7 @@ const (
 	TypeNDJSON  = "application/x-ndjson"
 	TypeDigests = "application/vnd.quarry.digests.v1" // request body of batchGet: 32 bytes a digest
 	TypeFrames  = "application/vnd.quarry.chunks.v1"  // answer of batchGet, see FORMAT.md
+	TypeStart   = "application/vnd.quarry.start.v1"   // answer of start, see FORMAT.md
 	TypeBytes   = "application/octet-stream"
 )
 
@@ -24,9 +25,6 @@ const (
 	// MaxNames is the number of names in one page of GET /v1/images: at 400
 	// bytes a name about 400 KiB.
 	MaxNames = 1000
-	// MaxConfig bounds an image config, here and in the client. Real ones are
-	// some 10 KiB; registries commonly allow 4 MiB for a manifest.
-	MaxConfig = 8 << 20
 	// MaxEvent bounds one line of an NDJSON stream.
 	MaxEvent = 1 << 20
 	// BootstrapWindow is the zstd window of a compressed bootstrap: it bounds what
@@ -97,7 +95,6 @@ type ConvertResult struct {
 	Signed         bool         `json:"signed"`
 	Layers         int          `json:"layers"`
 	LayersSkipped  int          `json:"layers_skipped"`
-	Chunks         int64        `json:"chunks"`
 	NewChunks      int64        `json:"new_chunks"`
 	PlainBytes     int64        `json:"plain_bytes"`
 	NewPlainBytes  int64        `json:"new_plain_bytes"`
@@ -116,7 +113,7 @@ type Problem struct {
 	Offset  int64    `json:"offset,omitempty"` // in the object
 	Digest  string   `json:"digest,omitempty"` // of the chunk or object that is damaged
 	Message string   `json:"message"`
-	Images  []string `json:"images,omitempty"` // names of the images it touches
+	Images  []string `json:"images,omitempty"` // names of the images it touches; the last may be "and K more"
 }
 
 // CheckSummary is the end of a check.
@@ -169,7 +166,6 @@ type StoreStats struct {
 	ChunkSize int64 `json:"chunk_size_bytes"`
 	Packs     int64 `json:"packs"`
 	PackBytes int64 `json:"pack_bytes"`
-	Chunks    int64 `json:"chunks"`
 	Names     int64 `json:"names"`
 }
 

@@ -174,6 +174,7 @@ type request struct {
 	body         []byte
 	contentType  string
 	accept       string // Accept-Encoding
+	media        string // Accept
 	once         bool   // not idempotent: never send it twice
 }
 
@@ -252,6 +253,9 @@ func (c *Client) attempt(ctx context.Context, rq request, handle func(*http.Resp
 	}
 	if rq.accept != "" {
 		hr.Header.Set("Accept-Encoding", rq.accept)
+	}
+	if rq.media != "" {
+		hr.Header.Set("Accept", rq.media)
 	}
 	resp, err := c.http.Do(hr)
 	idle.Stop()

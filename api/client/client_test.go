@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -170,7 +172,7 @@ func TestNamesOfManyPages(t *testing.T) {
 
 func TestLocalJobsOverAUnixSocket(t *testing.T) {
 	w := apitest.New(t)
-	want := api.ConvertResult{Name: "a:b", Source: chunk.Sum(nil), Chunks: 7}
+	want := api.ConvertResult{Name: "a:b", Source: chunk.Sum(nil)}
 	h := api.NewHandler(api.Config{
 		Chunks: w.Chunks, Names: w.Catalog, Bucket: w.Bucket, Local: true,
 		Convert: func(_ context.Context, req api.ConvertRequest, progress func(api.Progress)) (api.ConvertResult, error) {
@@ -371,4 +373,40 @@ func answer(w http.ResponseWriter, frames ...api.Frame) {
 		}
 	}
 	_ = fw.Close() // the client may be gone
+}
+
+// More jobs than run at once wait for their turn; none is refused.
+func TestJobsWaitForTheirTurn(t *testing.T) {
+	w := apitest.New(t)
+	var running, most atomic.Int64
+	h := api.NewHandler(api.Config{
+		Chunks: w.Chunks, Names: w.Catalog, Bucket: w.Bucket, Local: true, MaxJobs: 2, QueueTimeout: time.Millisecond,
+		Convert: func(context.Context, api.ConvertRequest, func(api.Progress)) (api.ConvertResult, error) {
+			if n := running.Add(1); n > most.Load() {
+				most.Store(n)
+			}
+			defer running.Add(-1)
+			time.Sleep(20 * time.Millisecond)
+			return api.ConvertResult{Name: "a:b"}, nil
+		},
+	})
+	srv := httptest.NewServer(h)
+	defer srv.Close()
+	c, err := client.New(client.Config{URL: srv.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var wg sync.WaitGroup
+	for range 12 {
+		wg.Go(func() {
+			if _, err := c.Convert(t.Context(), api.ConvertRequest{Source: "oci:x", Name: "a:b"}, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if most.Load() > 2 {
+		t.Errorf("%d jobs ran at once, want at most 2", most.Load())
+	}
 }

@@ -137,7 +137,7 @@ func (c *Client) Config(ctx context.Context, d chunk.Digest) ([]byte, error) {
 	var out []byte
 	rq := request{method: http.MethodGet, path: "/v1/configs/" + d.String()}
 	err := c.call(ctx, rq, func(resp *http.Response) error {
-		p, err := readAll(resp, api.MaxConfig)
+		p, err := readAll(resp, image.MaxConfig)
 		if err != nil {
 			return err
 		}

@@ -85,10 +85,12 @@ func TestALyingServerIsFoundOut(t *testing.T) {
 			w.Header().Set("Content-Type", "text/html")
 			fmt.Fprint(w, "<html>")
 		}, false},
-		"frames that are HTML":  {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html><body>It works!</body></html>") }, false},
-		"206 for 200":           {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(206); answer(w, good) }, false},
-		"204 for 200":           {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, false},
-		"a redirect":            {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 307) }, false},
+		"frames that are HTML": {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html><body>It works!</body></html>") }, false},
+		"206 for 200":          {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(206); answer(w, good) }, false},
+		"204 for 200":          {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, false},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
+		}, false},
 		"the answer twice":      {func(w http.ResponseWriter, _ *http.Request) { answer(w, good, good) }, false},
 		"another chunk as well": {func(w http.ResponseWriter, _ *http.Request) { answer(w, frameOf(other), good) }, false},
 		"another chunk":         {func(w http.ResponseWriter, _ *http.Request) { answer(w, frameOf(other)) }, false},

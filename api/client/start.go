@@ -1,0 +1,145 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	"quarry/api"
+	"quarry/store/chunk"
+	"quarry/store/image"
+)
+
+// Start asks in one request for all that a cold start needs, and returns the
+// config and the bootstrap of the image, verified. have, when not nil, is the id
+// of an image that the caller has: both are nil when ref still is that image.
+//
+// verify gets the signed envelopes, that of the name statement nil when ref is a
+// digest, and says what they prove: image.Verify. Nothing beyond the envelopes
+// is read before it has, and nothing beyond what its statement names after.
+//
+// An answer that breaks off is asked for again. When the next one has the same
+// envelopes, the word of the first verify holds and it is not called again. A
+// name that moved in between brings other envelopes, which verify sees as it
+// would those of a later Start: a verify that remembers serials refuses an older
+// name and remembers a newer one, which loses nothing, as a serial says what was
+// seen and not what is here. What Start returns is always of the last call, and
+// an error of verify is returned at once.
+//
+// Other errors are those of Image, and api.ErrObjectCorrupt for content that the
+// statement does not name.
+func (c *Client) Start(ctx context.Context, ref image.Ref, p image.Platform, have *chunk.Digest,
+	verify func(name, statement []byte) (*image.Verified, error),
+) (config, bootstrap []byte, err error) {
+	path := (&url.URL{Path: "/v1/start/" + ref.String()}).EscapedPath() + "?platform=" + url.QueryEscape(p.String())
+	if have != nil {
+		path += "&have=" + have.Hex()
+	}
+	s := starting{named: ref.Digest == nil, have: have, verify: verify}
+	rq := request{method: http.MethodGet, path: path, media: api.TypeStart}
+	if err := c.call(ctx, rq, func(resp *http.Response) error { return s.read(resp.Body) }); err != nil {
+		return nil, nil, err
+	}
+	return s.config, s.bootstrap, nil
+}
+
+// starting is one Start, with what its attempts leave for the next.
+type starting struct {
+	named  bool // the ref is a tag: a name statement must come
+	have   *chunk.Digest
+	verify func(name, statement []byte) (*image.Verified, error)
+
+	name, image []byte          // envelopes that verify has seen
+	proved      *image.Verified // what it said
+
+	config, bootstrap []byte
+}
+
+// read reads one answer.
+func (s *starting) read(r io.Reader) error {
+	sr := api.NewStartReader(r)
+	if err := s.envelopes(sr); err != nil {
+		return err
+	}
+	known := s.have != nil && *s.have == s.proved.ID
+	switch _, err := sr.Next(); {
+	case err == io.EOF && known:
+		s.config, s.bootstrap = nil, nil
+		return nil
+	case err == io.EOF:
+		return fmt.Errorf("the server left config and bootstrap of image %s out, which were asked for", s.proved.ID)
+	case err != nil:
+		return err
+	case known:
+		return fmt.Errorf("the server sent config and bootstrap of image %s, which is here already", s.proved.ID)
+	}
+	return s.content(sr)
+}
+
+// envelopes reads the envelopes and has them verified.
+func (s *starting) envelopes(sr *api.StartReader) error {
+	part, err := sr.Next()
+	if err != nil {
+		return err
+	}
+	if named := part.Type == api.PartName; named != s.named {
+		return fmt.Errorf("the server sent a name statement: %t, want %t", named, s.named)
+	}
+	var name []byte
+	if s.named {
+		if name, err = sr.Bytes(); err != nil {
+			return err
+		}
+		if _, err := sr.Next(); err != nil {
+			return err
+		}
+	}
+	img, err := sr.Bytes()
+	if err != nil {
+		return err
+	}
+	if s.proved != nil && bytes.Equal(name, s.name) && bytes.Equal(img, s.image) {
+		return nil
+	}
+	s.proved, err = s.verify(name, img)
+	if err != nil {
+		return &stop{err}
+	}
+	s.name, s.image = name, img
+	return nil
+}
+
+// content reads config and bootstrap, bounded by what the statement says of
+// them, and the end. The reader sees to their order.
+func (s *starting) content(sr *api.StartReader) error {
+	st := s.proved.Statement
+	config, err := sr.Bytes()
+	if err != nil {
+		return err
+	}
+	if s.config, err = verified("config", config, st.Config); err != nil {
+		return err
+	}
+	part, err := sr.Next()
+	if err != nil {
+		return err
+	}
+	if part.Plain != st.BootstrapSize {
+		return fmt.Errorf("bootstrap %s: the server sends %d bytes, the image statement says %d", st.Bootstrap, part.Plain, st.BootstrapSize)
+	}
+	boot, err := sr.Bytes()
+	if err != nil {
+		return err
+	}
+	if s.bootstrap, err = verified("bootstrap", boot, st.Bootstrap); err != nil {
+		return err
+	}
+	if _, err := sr.Next(); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
