@@ -27,6 +27,7 @@ type link struct {
 	opts   options
 	log    *slog.Logger
 	client atomic.Pointer[nbd.Client] // the newest, perhaps lost
+	kick   chan struct{}              // ends redial's pause
 	cancel context.CancelFunc
 	keeper sync.WaitGroup
 }
@@ -40,7 +41,7 @@ func dialLink(ctx context.Context, o options, log *slog.Logger) (*link, error) {
 		return nil, err
 	}
 	keepCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	l := &link{opts: o, log: log, cancel: cancel}
+	l := &link{opts: o, log: log, kick: make(chan struct{}, 1), cancel: cancel}
 	l.client.Store(c)
 	l.keeper.Go(func() { l.keep(keepCtx) })
 	return l, nil
@@ -67,7 +68,15 @@ func (l *link) Size() int64 { return l.opts.size }
 
 // View shows bytes of the export; see attach.Source.
 func (l *link) View(ctx context.Context, off int64, n int, fn func(p []byte) error) error {
-	return l.client.Load().View(ctx, off, n, fn)
+	c := l.client.Load()
+	if c.Err() != nil {
+		// Somebody reads: look for a new reader now, for the next read.
+		select {
+		case l.kick <- struct{}{}:
+		default:
+		}
+	}
+	return c.View(ctx, off, n, fn)
 }
 
 // keep replaces the connection whenever it is lost, until close.
@@ -102,6 +111,7 @@ func (l *link) redial(ctx context.Context) *nbd.Client {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-l.kick:
 		case <-time.After(pause):
 		}
 	}

@@ -71,7 +71,9 @@ func (d *Device) plan(ctx context.Context, first int, data [][]byte) ([]wait, er
 		if data[i] != nil {
 			continue
 		}
-		if p := d.cache.get(d.chunks[first+i].Digest); p != nil {
+		c := d.chunks[first+i]
+		// Another image's table may lie about the length; arrive refuses it here.
+		if p := d.cache.get(c.Digest); len(p) == int(c.Len) {
 			data[i] = p
 			continue
 		}
