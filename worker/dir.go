@@ -5,15 +5,12 @@
 package worker
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"quarry/internal/durable"
 	"quarry/nbd/attach"
@@ -24,14 +21,35 @@ import (
 // must fit the 108 bytes of a unix socket address.
 const maxDirPath = 80
 
+// Worker mounts images and runs commands in them on this machine.
+type Worker struct {
+	Dir           Dir
+	ReaderCommand []string     // how to start the reader
+	ShimPath      string       // the quarry-shim program
+	Runsc         string       // the runsc program, for Run
+	ReadAheadKiB  int          // of attached devices; 0 is none
+	Log           *slog.Logger // nil = discard
+}
+
+func (w *Worker) log() *slog.Logger { return logOr(w.Log) }
+
+func logOr(log *slog.Logger) *slog.Logger {
+	if log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return log
+}
+
 // Dir is a worker folder. Its layout:
 //
-//	images/<id>/     statement, config, bootstrap: verified when read, every time
+//	images/<id>/     statement, config, bootstrap: verified when read, every time;
+//	                 origin.json: the store it came from
 //	mounts/<id>/     shim.json, fuse/, root/ (the EROFS mount), refs/
 //	mounts/<id>.lock held while the mount of that image changes
 //	sandboxes/<sid>/ bundle, runsc state, upper layer of one sandbox
 //	reader.sock      the reader's NBD socket; reader.http its statistics
 //	serials.json     highest serial seen of each name
+//	latest.json      which image each reference was the last time, a hint
 type Dir struct{ path string }
 
 // OpenDir makes the folder when missing, with mode 0700, and returns it. An
@@ -68,51 +86,11 @@ func (d Dir) ReaderSocket() string { return filepath.Join(d.path, "reader.sock")
 // ReaderControl is where the reader serves its statistics over HTTP.
 func (d Dir) ReaderControl() string { return filepath.Join(d.path, "reader.http") }
 
+// sandboxLock is held while a sandbox's folder is made, or dead ones are listed.
+func (d Dir) sandboxLock() string { return filepath.Join(d.path, "sandboxes.lock") }
+
 func (d Dir) imageDir(id chunk.Digest) string { return filepath.Join(d.path, "images", id.Hex()) }
 func (d Dir) mountDir(id chunk.Digest) string { return filepath.Join(d.path, "mounts", id.Hex()) }
-
-// lockFile is an flock(2) lock; the kernel drops it when its holder dies.
-type lockFile struct{ f *os.File }
-
-// errLocked says that another process holds the lock.
-var errLocked = errors.New("locked by another process")
-
-// lockPoll is how often a waiting lock is tried; flock itself cannot be cancelled.
-const lockPoll = 5 * time.Millisecond
-
-// tryLock takes the lock or returns errLocked.
-func tryLock(path string) (*lockFile, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return &lockFile{f}, nil
-	}
-	f.Close()
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, errLocked
-	}
-	return nil, fmt.Errorf("lock %s: %w", path, err)
-}
-
-// lock waits for the lock until ctx ends.
-func lock(ctx context.Context, path string) (*lockFile, error) {
-	for {
-		l, err := tryLock(path)
-		if !errors.Is(err, errLocked) {
-			return l, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for %s: %w", path, ctx.Err())
-		case <-time.After(lockPoll):
-		}
-	}
-}
-
-func (l *lockFile) unlock() { l.f.Close() }
 
 // process identifies a process beyond the reuse of its pid.
 type process struct {
@@ -133,6 +111,13 @@ func (p process) alive() bool {
 	return err == nil && now == p
 }
 
+// maxJSON bounds a JSON file of the folder: serials.json has some 200 bytes for
+// each name a worker has ever used.
+const maxJSON = 64 << 20
+
+// errDamaged says that a file of the folder cannot be understood.
+var errDamaged = errors.New("damaged")
+
 func writeJSON(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -142,12 +127,12 @@ func writeJSON(path string, v any) error {
 }
 
 func readJSON(path string, v any) error {
-	b, err := os.ReadFile(path)
+	b, err := readBounded(path, maxJSON)
 	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(b, v); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w: %w", path, errDamaged, err)
 	}
 	return nil
 }

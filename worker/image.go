@@ -2,15 +2,18 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"quarry/internal/durable"
+	"quarry/internal/proc"
 	"quarry/rafs"
 	"quarry/signer"
 	"quarry/store/chunk"
@@ -20,12 +23,13 @@ import (
 // Source is where images come from: a store node, near or far. What it answers
 // is not trusted.
 type Source interface {
-	// Image returns the DSSE envelopes of the name statement (nil for a ref by
-	// digest) and the image statement.
-	Image(ctx context.Context, ref image.Ref, p image.Platform) (name, statement []byte, err error)
-	// Bootstrap and Config return an object's bytes.
-	Bootstrap(ctx context.Context, d chunk.Digest, size int64) ([]byte, error)
-	Config(ctx context.Context, d chunk.Digest) ([]byte, error)
+	// Start returns config and bootstrap of an image, or nil for both when the
+	// image has the id have. It hands the envelopes of the name statement, nil for
+	// a ref by digest, and of the image statement to verify, reads nothing more
+	// when that fails, and returns its error. What it returns is of the image
+	// that the last call of verify proved.
+	Start(ctx context.Context, ref image.Ref, p image.Platform, have *chunk.Digest,
+		verify func(name, statement []byte) (*image.Verified, error)) (config, bootstrap []byte, err error)
 }
 
 // Origin says where an image's chunks are fetched from, in a form that a reader
@@ -44,9 +48,6 @@ type Image struct {
 	RAFS      *rafs.Image
 }
 
-// MaxConfig bounds the OCI image config, in bytes.
-const MaxConfig = 8 << 20
-
 // Images fetches and keeps verified images.
 type Images struct {
 	Dir    Dir
@@ -56,36 +57,42 @@ type Images struct {
 	Log    *slog.Logger
 }
 
-// Fetch resolves ref, verifies its statements and returns the image, from this
-// worker's folder when it is there and intact, else from the source. Errors are
-// those of image.Verify, the source's, and mismatches of digest or size.
+// Fetch resolves ref, verifies its statements and returns the image, in one
+// request. The source is told which image ref was the last time, when that is
+// here and intact, and sends its content only when ref is another one now.
+// Errors are those of image.Verify, the source's, and mismatches of digest or
+// size.
 func (s *Images) Fetch(ctx context.Context, ref image.Ref, p image.Platform) (*Image, error) {
-	nameEnv, stmtEnv, err := s.Source.Image(ctx, ref, p)
-	if err != nil {
+	local := s.latest(ctx, ref, p)
+	var have *chunk.Digest
+	if local != nil {
+		have = &local.ID
+	}
+	var v *image.Verified
+	config, boot, err := s.Source.Start(ctx, ref, p, have, func(nameEnv, stmtEnv []byte) (_ *image.Verified, err error) {
+		v, err = s.verify(ctx, nameEnv, stmtEnv, ref, p)
+		return v, err
+	})
+	switch {
+	case err != nil:
 		return nil, err
+	case config != nil || boot != nil:
+		return s.keep(ctx, ref, p, v, config, boot)
+	case local == nil || v == nil || v.ID != local.ID:
+		return nil, fmt.Errorf("image %s: the store left out the content of an image that is not here", ref)
 	}
-	l, err := lock(ctx, filepath.Join(s.Dir.path, "serials.lock"))
-	if err != nil {
-		return nil, err
-	}
-	v, err := s.verify(nameEnv, stmtEnv, ref, p)
-	l.unlock()
-	if err != nil {
-		return nil, err
-	}
-	im, err := s.Dir.loadImage(v.ID)
-	if err == nil {
-		return im, s.writeOrigin(im.ID)
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		s.Log.WarnContext(ctx, "local copy of the image is damaged, fetching it again", "image_id", v.ID, "err", err)
-	}
-	return s.download(ctx, v)
+	return local, s.writeOrigin(local.ID)
 }
 
 // verify checks the statements against the names seen before, and remembers a
-// newer one durably before the image is used.
-func (s *Images) verify(nameEnv, stmtEnv []byte, ref image.Ref, p image.Platform) (*image.Verified, error) {
+// newer one durably before the image is used. The lock is held for that alone:
+// the source calls in the middle of its request.
+func (s *Images) verify(ctx context.Context, nameEnv, stmtEnv []byte, ref image.Ref, p image.Platform) (*image.Verified, error) {
+	l, err := proc.TakeLock(ctx, filepath.Join(s.Dir.path, "serials.lock"))
+	if err != nil {
+		return nil, err
+	}
+	defer l.Unlock()
 	path := filepath.Join(s.Dir.path, "serials.json")
 	seen := map[string]image.Seen{}
 	if err := readJSON(path, &seen); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -98,27 +105,22 @@ func (s *Images) verify(nameEnv, stmtEnv []byte, ref image.Ref, p image.Platform
 	if err != nil {
 		return nil, err
 	}
+	if size := v.Statement.BootstrapSize; size > rafs.MaxBootstrap {
+		return nil, fmt.Errorf("image %s: bootstrap of %d bytes, at most %d are accepted", ref, size, int64(rafs.MaxBootstrap))
+	}
 	if v.Name == nil || v.Name.Serial == seen[key].Serial {
 		return v, nil
 	}
 	seen[key] = image.Seen{Serial: v.Name.Serial, Source: v.Name.Source}
-	return v, writeJSON(path, seen)
+	if err := writeJSON(path, seen); err != nil {
+		return nil, fmt.Errorf("remember the serial of %s: %w", key, err)
+	}
+	return v, nil
 }
 
-func (s *Images) download(ctx context.Context, v *image.Verified) (*Image, error) {
-	st := v.Statement
-	if st.BootstrapSize > rafs.MaxBootstrap {
-		return nil, fmt.Errorf("bootstrap of %d bytes: at most %d are accepted", st.BootstrapSize, rafs.MaxBootstrap)
-	}
-	boot, err := s.Source.Bootstrap(ctx, st.Bootstrap, st.BootstrapSize)
-	if err != nil {
-		return nil, err
-	}
-	config, err := s.Source.Config(ctx, st.Config)
-	if err != nil {
-		return nil, err
-	}
-	payload, err := image.EncodeStatement(st)
+// keep checks what the source sent and saves it.
+func (s *Images) keep(ctx context.Context, ref image.Ref, p image.Platform, v *image.Verified, config, boot []byte) (*Image, error) {
+	payload, err := image.EncodeStatement(v.Statement)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +131,85 @@ func (s *Images) download(ctx context.Context, v *image.Verified) (*Image, error
 	if err := s.Dir.saveImage(im.ID, payload, config, boot); err != nil {
 		return nil, fmt.Errorf("keep image in %s: %w", s.Dir.path, err)
 	}
-	return im, s.writeOrigin(im.ID)
+	if err := s.writeOrigin(im.ID); err != nil {
+		return nil, err
+	}
+	return im, s.remember(ctx, ref, p, im.ID)
+}
+
+const (
+	// maxLatest bounds what latest.json remembers: a worker runs images of some
+	// hundred refs, and a forgotten one is only fetched again.
+	maxLatest = 1024
+	// maxLatestBytes: maxLatest refs of at most 457 bytes, platforms of 98 and ids
+	// of 71, with some 50 bytes of JSON around them, are 0.7 MB.
+	maxLatestBytes = 1 << 20
+)
+
+// latestImage is one entry of latest.json: which image a ref was when it was
+// last fetched. It is a hint and proves nothing: what ref is now is for the
+// statements to say.
+type latestImage struct {
+	Ref      string       `json:"ref"`
+	Platform string       `json:"platform"`
+	Image    chunk.Digest `json:"image"`
+}
+
+func (d Dir) latestPath() string { return filepath.Join(d.path, "latest.json") }
+
+// readLatest returns the entries, those fetched last at the end.
+func (d Dir) readLatest() ([]latestImage, error) {
+	raw, err := readBounded(d.latestPath(), maxLatestBytes)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []latestImage
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.latestPath(), err)
+	}
+	return list, nil
+}
+
+// latest returns the image that ref was when it was last fetched, or nil when
+// that is unknown or no longer here and intact.
+func (s *Images) latest(ctx context.Context, ref image.Ref, p image.Platform) *Image {
+	list, err := s.Dir.readLatest()
+	if err != nil {
+		logOr(s.Log).WarnContext(ctx, "list of the images last fetched is damaged, beginning a new one", "err", err)
+	}
+	i := slices.IndexFunc(list, func(e latestImage) bool { return e.Ref == ref.String() && e.Platform == p.String() })
+	if i < 0 {
+		return nil
+	}
+	im, err := s.Dir.loadImage(list[i].Image)
+	if err == nil {
+		return im
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		logOr(s.Log).WarnContext(ctx, "local copy of the image is damaged, fetching it again", "image_id", list[i].Image, "err", err)
+	}
+	return nil
+}
+
+// remember makes id the image that ref was last. A list that cannot be read is
+// begun anew.
+func (s *Images) remember(ctx context.Context, ref image.Ref, p image.Platform, id chunk.Digest) error {
+	l, err := proc.TakeLock(ctx, filepath.Join(s.Dir.path, "latest.lock"))
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	entry := latestImage{Ref: ref.String(), Platform: p.String(), Image: id}
+	list, _ := s.Dir.readLatest() // latest has logged it
+	if slices.Contains(list, entry) {
+		return nil
+	}
+	list = slices.DeleteFunc(list, func(e latestImage) bool { return e.Ref == entry.Ref && e.Platform == entry.Platform })
+	list = append(list, entry)
+	return writeJSON(s.Dir.latestPath(), list[max(0, len(list)-maxLatest):])
 }
 
 func (s *Images) writeOrigin(id chunk.Digest) error {
@@ -189,7 +269,7 @@ func (d Dir) loadImage(id chunk.Digest) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, err := readBounded(filepath.Join(dir, "config"), MaxConfig)
+	config, err := readBounded(filepath.Join(dir, "config"), image.MaxConfig)
 	if err != nil {
 		return nil, err
 	}
@@ -209,18 +289,4 @@ func readBounded(path string, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s has %d bytes, at most %d are accepted", path, st.Size(), limit)
 	}
 	return os.ReadFile(path)
-}
-
-// FileBytes is the size of all file content, each hard link counted once.
-func (im *Image) FileBytes() int64 {
-	var total int64
-	seen := map[*rafs.Inode]bool{}
-	im.RAFS.Walk(func(_ string, n *rafs.Inode) error {
-		if !seen[n] {
-			seen[n] = true
-			total += n.Size
-		}
-		return nil
-	})
-	return total
 }

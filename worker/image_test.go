@@ -28,7 +28,11 @@ type published struct {
 	config    []byte
 	serial    uint64
 
-	mu         sync.Mutex // guards bootstraps
+	silent   bool   // content is left out whatever the worker has
+	verified func() // called before content is sent; nil for nothing
+
+	mu         sync.Mutex // guards the counters
+	starts     int
 	bootstraps int
 }
 
@@ -66,7 +70,31 @@ func (p *published) seal(kind string, payload []byte, err error) ([]byte, error)
 	return signer.Envelope{PayloadType: kind, Payload: payload, Signatures: []signer.Signature{signer.Sign(p.key, kind, payload)}}.Encode()
 }
 
-func (p *published) Image(_ context.Context, ref image.Ref, _ image.Platform) (name, statement []byte, err error) {
+func (p *published) Start(_ context.Context, ref image.Ref, _ image.Platform, have *chunk.Digest,
+	verify func(name, statement []byte) (*image.Verified, error),
+) (config, bootstrap []byte, err error) {
+	name, statement, err := p.envelopes(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	v, err := verify(name, statement)
+	if err != nil {
+		return nil, nil, err
+	}
+	if p.verified != nil {
+		p.verified()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.starts++
+	if p.silent || have != nil && *have == v.ID {
+		return nil, nil, nil
+	}
+	p.bootstraps++
+	return p.config, p.boot, nil
+}
+
+func (p *published) envelopes(ref image.Ref) (name, statement []byte, err error) {
 	payload, err := image.EncodeStatement(p.statement)
 	if statement, err = p.seal(image.StatementType, payload, err); err != nil || ref.Digest != nil {
 		return nil, statement, err
@@ -78,24 +106,10 @@ func (p *published) Image(_ context.Context, ref image.Ref, _ image.Platform) (n
 	return name, statement, err
 }
 
-func (p *published) Bootstrap(context.Context, chunk.Digest, int64) ([]byte, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.bootstraps++
-	return p.boot, nil
-}
-
-func (p *published) Config(context.Context, chunk.Digest) ([]byte, error) { return p.config, nil }
-
 // worker returns a worker folder that trusts the publisher's key.
 func (p *published) worker(t *testing.T) *worker.Images {
 	t.Helper()
-	base, err := os.MkdirTemp("", "w")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(base) })
-	d, err := worker.OpenDir(filepath.Join(base, "w"))
+	d, err := worker.OpenDir(shortDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,12 +132,12 @@ func TestAnImageIsFetchedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if im.FileBytes() != 5 || string(im.Config) != string(p.config) {
-			t.Errorf("got %d file bytes and config %q", im.FileBytes(), im.Config)
+		if im.RAFS.FileBytes() != 5 || string(im.Config) != string(p.config) {
+			t.Errorf("got %d file bytes and config %q", im.RAFS.FileBytes(), im.Config)
 		}
 	}
-	if p.bootstraps != 1 {
-		t.Errorf("the bootstrap was fetched %d times, want once", p.bootstraps)
+	if p.bootstraps != 1 || p.starts != 3 {
+		t.Errorf("the bootstrap was sent in %d of %d answers, want one of 3", p.bootstraps, p.starts)
 	}
 }
 
@@ -189,6 +203,24 @@ func TestALyingStoreIsRefused(t *testing.T) {
 	}
 }
 
+func TestContentLeftOutUnaskedIsRefused(t *testing.T) {
+	p := publish(t)
+	w := p.worker(t)
+	p.silent = true
+	if im, err := p.fetch(t, w); err == nil {
+		t.Errorf("got %v of a store that sent nothing", im)
+	}
+	p.silent = false
+	if _, err := p.fetch(t, w); err != nil {
+		t.Fatal(err)
+	}
+	p.silent = true
+	p.statement.Converter, p.serial = "test/2", 8
+	if im, err := p.fetch(t, w); err == nil {
+		t.Errorf("got the old image %v for the new one", im)
+	}
+}
+
 func TestAnOlderNameIsRefusedAfterANewerOne(t *testing.T) {
 	p := publish(t)
 	w := p.worker(t)
@@ -210,6 +242,31 @@ func TestAnOlderNameIsRefusedAfterANewerOne(t *testing.T) {
 	pinned := image.Ref{Repo: p.ref.Repo, Digest: &p.statement.Source}
 	if _, err := w.Fetch(t.Context(), pinned, image.HostPlatform()); err != nil {
 		t.Errorf("pinned by digest: %v", err)
+	}
+}
+
+func TestTheSerialIsRememberedAndUnlockedBeforeContentComes(t *testing.T) {
+	p := publish(t)
+	w := p.worker(t)
+	other := &worker.Images{Dir: w.Dir, Source: p, Origin: w.Origin, Trust: w.Trust, Log: w.Log}
+	calls := 0
+	p.verified = func() {
+		if calls++; calls > 1 {
+			return
+		}
+		raw, err := os.ReadFile(filepath.Join(w.Dir.Path(), "serials.json"))
+		if err != nil || !strings.Contains(string(raw), `:7,`) {
+			t.Errorf("serials are %s, error %v, want serial 7", raw, err)
+		}
+		// Another fetch goes through while the content of this one is on its way.
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if _, err := other.Fetch(ctx, p.ref, image.HostPlatform()); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := p.fetch(t, w); err != nil || calls != 2 {
+		t.Errorf("error %v after %d fetches, want 2", err, calls)
 	}
 }
 

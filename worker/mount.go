@@ -7,89 +7,125 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"quarry/internal/proc"
 	"quarry/nbd/attach"
 	"quarry/store/chunk"
 )
 
-// Mounter mounts images: one EROFS mount and one shim per image, shared by all
-// its users. Each user is a reference file; the last one to go unmounts.
-type Mounter struct {
-	Dir           Dir
-	ReaderCommand []string // how to start the reader
-	ShimPath      string   // the quarry-shim program
-	ReadAheadKiB  int      // of the attached device; below 0 is the default
-	Log           *slog.Logger
-}
+// One EROFS mount and one shim per image are shared by all its users. Each user
+// is a reference file; the last one to go unmounts.
 
 // ref is one user of a mount: a running process, or a bind mount.
 type ref struct {
 	Owner  process `json:"owner"`            // the process that made it
 	Target string  `json:"target,omitempty"` // folder of a bind mount, which outlives its owner
+	Device uint64  `json:"device,omitempty"` // st_dev of the mounted image, to know the bind mount by
 }
 
 // Mount is one reference to a mounted image.
 type Mount struct {
-	m    *Mounter
+	w    *Worker
 	id   chunk.Digest
 	path string // reference file
 }
 
 // Root is the folder the image is mounted on: read-only, nosuid, nodev, below a
 // 0700 folder.
-func (mt *Mount) Root() string { return filepath.Join(mt.m.Dir.mountDir(mt.id), "root") }
+func (mt *Mount) Root() string { return filepath.Join(mt.w.Dir.mountDir(mt.id), "root") }
 
 // Acquire mounts the image when it is not, and takes a reference that lives as
 // long as this process or until Release.
-func (m *Mounter) Acquire(ctx context.Context, im *Image) (*Mount, error) {
-	return m.acquire(ctx, im, "")
+func (w *Worker) Acquire(ctx context.Context, im *Image) (*Mount, error) {
+	return w.acquire(ctx, im, "")
 }
 
-func (m *Mounter) acquire(ctx context.Context, im *Image, target string) (*Mount, error) {
-	l, err := lock(ctx, m.Dir.mountDir(im.ID)+".lock")
+func (w *Worker) acquire(ctx context.Context, im *Image, target string) (*Mount, error) {
+	l, err := proc.TakeLock(ctx, w.Dir.mountDir(im.ID)+".lock")
 	if err != nil {
 		return nil, err
 	}
-	defer l.unlock()
-	dir := m.Dir.mountDir(im.ID)
-	if !mounted(dir) {
-		if err := m.start(ctx, im, dir); err != nil {
-			return nil, fmt.Errorf("mount image %s: %w", im.ID, err)
-		}
+	defer l.Unlock()
+	dir := w.Dir.mountDir(im.ID)
+	if err := w.ensureMounted(ctx, im, dir); err != nil {
+		return nil, fmt.Errorf("mount image %s: %w", im.ID, err)
 	}
-	owner, err := self()
+	r := ref{Target: target}
+	mt := &Mount{w: w, id: im.ID, path: filepath.Join(dir, "refs", rand.Text())}
+	if r.Owner, err = self(); err == nil {
+		r.Device, err = deviceOf(mt.Root())
+	}
+	if err == nil {
+		err = writeJSON(mt.path, r)
+	}
 	if err != nil {
-		return nil, err
-	}
-	mt := &Mount{m: m, id: im.ID, path: filepath.Join(dir, "refs", rand.Text())}
-	if err := writeJSON(mt.path, ref{Owner: owner, Target: target}); err != nil {
-		return nil, errors.Join(err, m.stopIfUnused(ctx, dir))
+		return nil, errors.Join(err, w.stopIfUnused(context.WithoutCancel(ctx), dir))
 	}
 	return mt, nil
 }
 
-// Release gives the reference back and unmounts the image when it was the last.
-func (mt *Mount) Release(ctx context.Context) error {
-	dir := mt.m.Dir.mountDir(mt.id)
-	l, err := lock(ctx, dir+".lock")
+// ensureMounted makes sure that the image is mounted and answers: its reader may
+// have died since, and a new one is then found by the shim.
+func (w *Worker) ensureMounted(ctx context.Context, im *Image, dir string) error {
+	if err := w.ensureReader(ctx); err != nil {
+		return err
+	}
+	if !mounted(dir) {
+		return w.start(ctx, im, dir)
+	}
+	deadline := time.Now().Add(startTimeout)
+	for {
+		err := probe(dir)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(poll):
+		}
+	}
+}
+
+// probe reads one block of the bootstrap, which needs shim and reader and no
+// store, past every cache.
+func probe(dir string) error {
+	f, err := os.Open(filepath.Join(dir, "fuse", "image"))
 	if err != nil {
 		return err
 	}
-	defer l.unlock()
+	defer f.Close()
+	_, err = f.ReadAt(make([]byte, 4096), 0)
+	return err
+}
+
+func deviceOf(path string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return st.Dev, nil
+}
+
+// Release gives the reference back and unmounts the image when it was the last.
+func (mt *Mount) Release(ctx context.Context) error {
+	dir := mt.w.Dir.mountDir(mt.id)
+	l, err := proc.TakeLock(ctx, dir+".lock")
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
 	if err := os.Remove(mt.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return mt.m.stopIfUnused(ctx, dir)
+	return mt.w.stopIfUnused(ctx, dir)
 }
 
 // mounted reports whether the folder holds a finished mount with a live shim.
@@ -99,21 +135,16 @@ func mounted(dir string) bool {
 }
 
 // start runs a shim in dir; the caller holds the image's lock.
-func (m *Mounter) start(ctx context.Context, im *Image, dir string) error {
+func (w *Worker) start(ctx context.Context, im *Image, dir string) error {
 	if err := attach.Sweep(ctx, dir); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(dir, "refs"), 0o700); err != nil {
 		return err
 	}
-	if err := m.ensureReader(ctx); err != nil {
-		return err
-	}
-	args := []string{m.ShimPath, "--socket", m.Dir.ReaderSocket(), "--export", im.ID.Hex(),
-		"--size", strconv.FormatInt(im.RAFS.DeviceSize(), 10), "--dir", dir, "--log", filepath.Join(dir, "shim.log")}
-	if m.ReadAheadKiB >= 0 {
-		args = append(args, "--read-ahead", strconv.Itoa(m.ReadAheadKiB))
-	}
+	args := []string{w.ShimPath, "--socket", w.Dir.ReaderSocket(), "--export", im.ID.Hex(),
+		"--size", strconv.FormatInt(im.RAFS.DeviceSize(), 10), "--dir", dir, "--log", filepath.Join(dir, "shim.log"),
+		"--read-ahead", strconv.Itoa(w.ReadAheadKiB)}
 	if err := runShim(ctx, args, filepath.Join(dir, "shim.log")); err != nil {
 		return errors.Join(err, attach.Sweep(context.WithoutCancel(ctx), dir))
 	}
@@ -127,7 +158,7 @@ func runShim(ctx context.Context, args []string, logPath string) error {
 		return err
 	}
 	defer out.Close()
-	cmd, err := detachedTo(args, logPath, in)
+	cmd, err := proc.Start(args, logPath, in)
 	in.Close()
 	if err != nil {
 		return fmt.Errorf("start the shim: %w", err)
@@ -147,43 +178,59 @@ func runShim(ctx context.Context, args []string, logPath string) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("the shim is not ready: %w; see %s", ctx.Err(), logPath)
 	}
-	return fmt.Errorf("the shim ended (%w): %s", errors.Join(err, waitErr), lastLine(logPath))
+	return fmt.Errorf("the shim ended (%w): %s", errors.Join(err, waitErr), proc.LastLine(logPath))
 }
 
 // stopIfUnused drops dead references and ends the shim when none is left; the
 // caller holds the image's lock.
-func (m *Mounter) stopIfUnused(ctx context.Context, dir string) error {
+func (w *Worker) stopIfUnused(ctx context.Context, dir string) error {
 	live, err := liveRefs(dir)
 	if err != nil || live > 0 {
 		return err
 	}
-	return m.stop(ctx, dir)
+	return w.stop(ctx, dir)
 }
 
 // shimExit bounds the wait for a shim that was told to end; it gives a busy
 // mount 15 s itself.
 const shimExit = 20 * time.Second
 
-func (m *Mounter) stop(ctx context.Context, dir string) error {
+// shimKilled bounds the wait for one that was killed.
+const shimKilled = 5 * time.Second
+
+// poll is how often something is looked at again that tells nobody of a change.
+const poll = 5 * time.Millisecond
+
+func (w *Worker) stop(ctx context.Context, dir string) error {
 	st, err := attach.ReadState(dir)
 	if err == nil && st.Alive() {
-		if err := syscall.Kill(st.PID, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return fmt.Errorf("end shim %d: %w", st.PID, err)
-		}
-		deadline := time.Now().Add(shimExit)
-		for st.Alive() {
-			if ctx.Err() != nil || time.Now().After(deadline) {
-				m.Log.WarnContext(ctx, "shim did not end, killing it", "pid", st.PID)
-				syscall.Kill(st.PID, syscall.SIGKILL)
-				break
-			}
-			time.Sleep(lockPoll)
+		if err := w.endShim(ctx, st); err != nil {
+			return err
 		}
 	}
 	if err := attach.Sweep(ctx, dir); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)
+}
+
+// endShim tells a shim to end, and kills one that does not.
+func (w *Worker) endShim(ctx context.Context, st attach.State) error {
+	for _, step := range []struct {
+		signal syscall.Signal
+		wait   time.Duration
+	}{{syscall.SIGTERM, shimExit}, {syscall.SIGKILL, shimKilled}} {
+		if err := syscall.Kill(st.PID, step.signal); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("end shim %d: %w", st.PID, err)
+		}
+		for deadline := time.Now().Add(step.wait); time.Now().Before(deadline); time.Sleep(poll) {
+			if !st.Alive() {
+				return nil
+			}
+		}
+		w.log().WarnContext(ctx, "shim does not end", "pid", st.PID, "signal", step.signal)
+	}
+	return fmt.Errorf("shim %d does not end", st.PID)
 }
 
 // liveRefs counts the references of a mount and removes the dead ones: those of
@@ -196,17 +243,17 @@ func liveRefs(dir string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	mounts, err := mountPoints()
-	if err != nil {
-		return 0, err
-	}
 	live := 0
 	for _, e := range entries {
 		path := filepath.Join(dir, "refs", e.Name())
 		var r ref
-		if err := readJSON(path, &r); err == nil && (r.Owner.alive() || r.Target != "" && mounts[r.Target]) {
+		err := readJSON(path, &r)
+		switch {
+		case err == nil && (r.Owner.alive() || r.bound()):
 			live++
 			continue
+		case err != nil && !errors.Is(err, errDamaged):
+			return 0, err // not read is not dead
 		}
 		if err := os.Remove(path); err != nil {
 			return 0, err
@@ -215,13 +262,23 @@ func liveRefs(dir string) (int, error) {
 	return live, nil
 }
 
+// bound reports whether the bind mount is there: its folder shows the image's
+// own device, not its parent's and not what somebody else mounted over it.
+func (r ref) bound() bool {
+	if r.Target == "" {
+		return false
+	}
+	dev, err := deviceOf(r.Target)
+	return err == nil && dev == r.Device
+}
+
 // MountAt mounts the image on an existing empty folder and leaves it there.
-func (m *Mounter) MountAt(ctx context.Context, im *Image, target string) error {
+func (w *Worker) MountAt(ctx context.Context, im *Image, target string) error {
 	target, err := mountTarget(target)
 	if err != nil {
 		return err
 	}
-	mt, err := m.acquire(ctx, im, target)
+	mt, err := w.acquire(ctx, im, target)
 	if err != nil {
 		return err
 	}
@@ -229,7 +286,7 @@ func (m *Mounter) MountAt(ctx context.Context, im *Image, target string) error {
 		return errors.Join(fmt.Errorf("mount on %s: %w", target, err), mt.Release(context.WithoutCancel(ctx)))
 	}
 	if err := ctx.Err(); err != nil {
-		return errors.Join(err, m.UnmountAt(context.WithoutCancel(ctx), target))
+		return errors.Join(err, w.UnmountAt(context.WithoutCancel(ctx), target))
 	}
 	return nil
 }
@@ -250,12 +307,16 @@ func mountTarget(target string) (string, error) {
 	if len(entries) > 0 {
 		return "", fmt.Errorf("mount point %s is not empty", target)
 	}
-	mounts, err := mountPoints()
+	dev, err := deviceOf(abs)
 	if err != nil {
 		return "", err
 	}
-	if mounts[abs] {
-		return "", fmt.Errorf("%s is already a mount point; quarry umount it first", target)
+	parent, err := deviceOf(filepath.Dir(abs))
+	if err != nil {
+		return "", err
+	}
+	if dev != parent {
+		return "", fmt.Errorf("%s is already a mount point; unmount it first", target)
 	}
 	return abs, nil
 }
@@ -275,7 +336,7 @@ func bindReadOnly(from, to string) error {
 var ErrNotMounted = errors.New("no image is mounted there by quarry")
 
 // UnmountAt ends a mount made by MountAt.
-func (m *Mounter) UnmountAt(ctx context.Context, target string) error {
+func (w *Worker) UnmountAt(ctx context.Context, target string) error {
 	abs, err := filepath.Abs(target)
 	if err != nil {
 		return err
@@ -287,7 +348,7 @@ func (m *Mounter) UnmountAt(ctx context.Context, target string) error {
 		return fmt.Errorf("umount %s: %w", target, err)
 	}
 	abs = filepath.Join(parent, filepath.Base(abs))
-	refs, err := filepath.Glob(filepath.Join(m.Dir.path, "mounts", "*", "refs", "*"))
+	refs, err := filepath.Glob(filepath.Join(w.Dir.path, "mounts", "*", "refs", "*"))
 	if err != nil {
 		return err
 	}
@@ -300,52 +361,16 @@ func (m *Mounter) UnmountAt(ctx context.Context, target string) error {
 		if err != nil {
 			return err
 		}
-		if err := unix.Unmount(abs, 0); err != nil && !errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("umount %s: %w", target, err)
+		bound := r.bound()
+		if bound {
+			if err := unix.Unmount(abs, 0); err != nil {
+				return fmt.Errorf("umount %s: %w", target, err)
+			}
 		}
-		return (&Mount{m: m, id: id, path: path}).Release(ctx)
+		if err := (&Mount{w: w, id: id, path: path}).Release(ctx); err != nil || bound {
+			return err
+		}
+		break // somebody else has unmounted it
 	}
 	return fmt.Errorf("umount %s: %w", target, ErrNotMounted)
-}
-
-// mountPoints reads the mount points of this mount namespace.
-func mountPoints() (map[string]bool, error) {
-	raw, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	points := map[string]bool{}
-	for line := range strings.Lines(string(raw)) {
-		const pointField = 4
-		if f := strings.Fields(line); len(f) > pointField {
-			points[unescapeMount.Replace(f[pointField])] = true
-		}
-	}
-	return points, nil
-}
-
-// unescapeMount undoes the octal escapes of mountinfo.
-var unescapeMount = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-
-// detached starts a program in its own session, so that no terminal signal or
-// end of this process reaches it.
-func detached(args []string, logPath string) (*exec.Cmd, error) {
-	return detachedTo(args, logPath, nil)
-}
-
-func detachedTo(args []string, logPath string, stdout *os.File) (*exec.Cmd, error) {
-	logFile, err := os.OpenFile(logPath, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer logFile.Close()
-	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Stderr = logFile
-	cmd.Stdout = logFile
-	if stdout != nil {
-		cmd.Stdout = stdout
-	}
-	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	return cmd, cmd.Start()
 }

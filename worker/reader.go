@@ -6,16 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"quarry/internal/proc"
 	"quarry/nbd"
 	"quarry/nbd/blockdev"
 	"quarry/store"
@@ -50,6 +51,8 @@ const (
 	defaultReaderIdle = 10 * time.Second
 	// leaseTTL outlives a store node's restart; a lease is renewed at a third.
 	leaseTTL = 30 * time.Second
+	// leaseCall bounds a round of renewals, and the end of one lease.
+	leaseCall = 5 * time.Second
 	// maxReadErrors bounds the failed reads kept for ImageStats.
 	maxReadErrors = 64
 )
@@ -59,16 +62,24 @@ type reader struct {
 	cfg   ReaderConfig
 	cache *blockdev.Cache // of all images
 
+	opened chan struct{} // tells watch of a new image, whose lease is due
+
 	mu     sync.Mutex // guards the fields below
 	open   map[chunk.Digest]*openImage
+	count  int // images opened so far
 	conns  int
 	active time.Time // last moment with a connection or a control request
 }
 
+// openImage is one image that is served. It is in the reader's map from the
+// moment it is being loaded, so that loading holds up nobody else.
 type openImage struct {
+	number int           // of all images this reader has opened
+	users  int           // connections; guarded by the reader's mu
+	ready  chan struct{} // closed when the fields below are set
+	err    error
 	*blockdev.Device
-	src   ChunkSource
-	users int // connections; guarded by the reader's mu
+	src ChunkSource
 
 	mu     sync.Mutex // guards errors and failed
 	errors []ReadError
@@ -81,14 +92,15 @@ func RunReader(ctx context.Context, cfg ReaderConfig) error {
 	if cfg.Idle == 0 {
 		cfg.Idle = defaultReaderIdle
 	}
-	l, err := tryLock(filepath.Join(cfg.Dir.path, "reader.lock"))
-	if errors.Is(err, errLocked) {
+	cfg.Log = logOr(cfg.Log)
+	l, err := proc.TryLock(filepath.Join(cfg.Dir.path, "reader.lock"))
+	if errors.Is(err, proc.ErrLocked) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer l.unlock()
+	defer l.Unlock()
 	blocks, err := listenUnix(cfg.Dir.ReaderSocket())
 	if err != nil {
 		return err
@@ -99,7 +111,10 @@ func RunReader(ctx context.Context, cfg ReaderConfig) error {
 		return err
 	}
 	defer control.Close()
-	r := &reader{cfg: cfg, cache: blockdev.NewCache(cfg.CacheBytes), open: map[chunk.Digest]*openImage{}, active: time.Now()}
+	r := &reader{
+		cfg: cfg, cache: blockdev.NewCache(cfg.CacheBytes), opened: make(chan struct{}, 1),
+		open: map[chunk.Digest]*openImage{}, active: time.Now(),
+	}
 	return r.serve(ctx, blocks, control)
 }
 
@@ -121,14 +136,10 @@ func (r *reader) serve(ctx context.Context, blocks, control net.Listener) error 
 		r.watch(ctx)
 		return web.Close()
 	})
-	err := g.Wait()
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
+	return g.Wait()
 }
 
-// watch renews the leases of open images and returns when the reader is idle.
+// watch keeps the leases of open images and returns when the reader is idle.
 func (r *reader) watch(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -137,47 +148,59 @@ func (r *reader) watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-r.opened:
+			renewed = time.Time{}
 		case now := <-tick.C:
-			r.mu.Lock()
-			if r.conns > 0 {
-				r.active = now
-			}
-			idle := now.Sub(r.active) > r.cfg.Idle
-			r.mu.Unlock()
-			if idle {
+			if r.idle(now) {
 				return
 			}
-			if now.Sub(renewed) > leaseTTL/3 {
-				renewed = now
-				r.renewLeases(ctx)
-			}
+		}
+		if time.Since(renewed) > leaseTTL/3 {
+			renewed = time.Now()
+			r.renewLeases(ctx)
 		}
 	}
 }
 
+func (r *reader) idle(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conns > 0 {
+		r.active = now
+	}
+	return now.Sub(r.active) > r.cfg.Idle
+}
+
 func (r *reader) renewLeases(ctx context.Context) {
 	r.mu.Lock()
-	images := make(map[chunk.Digest]*openImage, len(r.open))
-	for id, im := range r.open {
-		images[id] = im
-	}
+	images := maps.Clone(r.open)
 	r.mu.Unlock()
-	for id, im := range images {
-		r.renew(ctx, id, im.src)
-	}
-}
-
-func (r *reader) renew(ctx context.Context, id chunk.Digest, src ChunkSource) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, leaseCall)
 	defer cancel()
-	if err := src.KeepAlive(ctx, leaseName(id), id, leaseTTL); err != nil {
-		r.cfg.Log.WarnContext(ctx, "lease not renewed", "image_id", id, "err", err)
+	var g errgroup.Group
+	for id, im := range images {
+		g.Go(func() error {
+			select {
+			case <-im.ready:
+			case <-ctx.Done():
+				return nil
+			}
+			if im.err != nil {
+				return nil
+			}
+			if err := im.src.KeepAlive(ctx, im.lease(id), id, leaseTTL); err != nil {
+				r.cfg.Log.WarnContext(ctx, "lease not renewed", "image_id", id, "err", err)
+			}
+			return nil
+		})
 	}
+	g.Wait()
 }
 
-// leaseName names this reader's lease on an image.
-func leaseName(id chunk.Digest) string {
-	return fmt.Sprintf("reader-%d-%s", os.Getpid(), id.Hex()[:16])
+// lease names this opening of the image: one that ends must not end the lease of
+// the next.
+func (im *openImage) lease(id chunk.Digest) string {
+	return fmt.Sprintf("reader-%d-%d-%s", os.Getpid(), im.number, id.Hex()[:16])
 }
 
 func (r *reader) connState(delta int) {
@@ -194,80 +217,108 @@ func (r *reader) export(ctx context.Context, name string) (nbd.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("export %q: the name must be an image id: %w", name, nbd.ErrUnknownExport)
 	}
+	im, first := r.use(id)
+	if first {
+		im.err = r.load(im, id)
+		close(im.ready)
+	}
+	select {
+	case <-im.ready:
+	case <-ctx.Done():
+		r.leave(id, im)
+		return nil, ctx.Err()
+	}
+	if im.err != nil {
+		r.leave(id, im)
+		return nil, fmt.Errorf("export %q: %w", name, im.err)
+	}
+	select {
+	case r.opened <- struct{}{}:
+	default: // watch is about to look anyway
+	}
+	return &usedImage{openImage: im, r: r, id: id}, nil
+}
+
+// use counts a user of an image and reports whether it must load it.
+func (r *reader) use(id chunk.Digest) (im *openImage, first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	im, ok := r.open[id]
 	if !ok {
-		if im, err = r.openImage(id); err != nil {
-			return nil, fmt.Errorf("export %q: %w", name, err)
-		}
+		r.count++
+		im = &openImage{number: r.count, ready: make(chan struct{})}
 		r.open[id] = im
-		// The lease is renewed again and again; the first time must not delay a mount.
-		go r.renew(ctx, id, im.src) // ends with ctx or its own 5 s deadline
 	}
 	im.users++
-	return &usedImage{openImage: im, r: r, id: id}, nil
+	return im, !ok
 }
 
-func (r *reader) openImage(id chunk.Digest) (*openImage, error) {
+// leave takes a user away; the image is closed with its last one.
+func (r *reader) leave(id chunk.Digest, im *openImage) {
+	r.mu.Lock()
+	im.users--
+	last := im.users == 0
+	if last {
+		delete(r.open, id)
+	}
+	r.mu.Unlock()
+	if last {
+		r.close(id, im)
+	}
+}
+
+func (r *reader) load(im *openImage, id chunk.Digest) error {
 	local, err := r.cfg.Dir.loadImage(id)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("no such image on this worker: %w", nbd.ErrUnknownExport)
+		return fmt.Errorf("no such image on this worker: %w", nbd.ErrUnknownExport)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var origin Origin
 	if err := readJSON(filepath.Join(r.cfg.Dir.imageDir(id), "origin.json"), &origin); err != nil {
-		return nil, err
+		return err
 	}
 	src, err := r.cfg.Open(origin)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	im := &openImage{src: src}
+	im.src = src
 	im.Device, err = blockdev.New(blockdev.Config{
 		Bootstrap: local.Bootstrap, Image: local.RAFS, Chunks: src, Cache: r.cache,
 		Log: r.cfg.Log.With("image_id", id), OnError: im.readFailed,
 	})
-	if err != nil {
-		src.Close()
-		return nil, err
-	}
-	return im, nil
+	return err
 }
 
-// usedImage is an open image as one connection has it.
+func (r *reader) close(id chunk.Digest, im *openImage) {
+	<-im.ready
+	if im.Device != nil {
+		im.Device.Close()
+	}
+	if im.src == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), leaseCall)
+	defer cancel()
+	if err := im.src.EndLease(ctx, im.lease(id)); err != nil {
+		r.cfg.Log.WarnContext(ctx, "lease not ended", "image_id", id, "err", err)
+	}
+	im.src.Close()
+}
+
+// usedImage is an open image as one connection has it; the server closes it when
+// the connection has ended.
 type usedImage struct {
 	*openImage
 	r  *reader
 	id chunk.Digest
 }
 
-// Close is called by the server when the connection has ended; the image is
-// closed with its last one.
+// Close implements io.Closer.
 func (u *usedImage) Close() error {
-	u.r.mu.Lock()
-	u.users--
-	last := u.users == 0
-	if last {
-		delete(u.r.open, u.id)
-	}
-	u.r.mu.Unlock()
-	if last {
-		u.r.closeImage(u.id, u.openImage)
-	}
+	u.r.leave(u.id, u.openImage)
 	return nil
-}
-
-func (r *reader) closeImage(id chunk.Digest, im *openImage) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	im.Device.Close()
-	if err := im.src.EndLease(ctx, leaseName(id)); err != nil {
-		r.cfg.Log.WarnContext(ctx, "lease not ended", "image_id", id, "err", err)
-	}
-	im.src.Close()
 }
 
 // ReadError is one read of an image that was answered with EIO.
@@ -275,6 +326,16 @@ type ReadError struct {
 	Path  string       `json:"path"` // a file that uses the chunk
 	Chunk chunk.Digest `json:"chunk"`
 	Err   string       `json:"error"`
+}
+
+// loaded reports whether the image is there to be asked.
+func (im *openImage) loaded() bool {
+	select {
+	case <-im.ready:
+		return im.err == nil
+	default:
+		return false
+	}
 }
 
 func (im *openImage) readFailed(e *blockdev.ReadError) {
@@ -289,6 +350,7 @@ func (im *openImage) readFailed(e *blockdev.ReadError) {
 // ImageStats counts what one image cost since the reader opened it. All sizes
 // are in bytes.
 type ImageStats struct {
+	Opening     string      `json:"opening"` // names the reader and its opening of the image
 	Requests    int64       `json:"requests"`
 	WireBytes   int64       `json:"wire_bytes"`
 	ChunkBytes  int64       `json:"chunk_plain_bytes"`
@@ -303,6 +365,7 @@ func (im *openImage) stats() ImageStats {
 	im.mu.Lock()
 	defer im.mu.Unlock()
 	return ImageStats{
+		Opening:  fmt.Sprintf("%d-%d", os.Getpid(), im.number),
 		Requests: requests, WireBytes: wire, ChunkBytes: d.ChunkBytes, DeviceBytes: d.ReadBytes,
 		FailedReads: im.failed, Errors: append([]ReadError(nil), im.errors...),
 	}
@@ -325,7 +388,7 @@ func (r *reader) controlHandler() http.Handler {
 		r.mu.Lock()
 		im := r.open[id]
 		r.mu.Unlock()
-		if im == nil {
+		if im == nil || !im.loaded() {
 			http.Error(w, "image is not open", http.StatusNotFound)
 			return
 		}
@@ -383,7 +446,11 @@ func (d Dir) readerClient() *http.Client {
 	}
 }
 
-// Stats asks the reader what an image has cost so far; zero when it is not open.
+// ErrNotOpen says that the reader does not have the image open.
+var ErrNotOpen = errors.New("the reader does not have the image open")
+
+// Stats asks the reader what an image has cost since it was opened. Errors:
+// ErrNotOpen, and those of a reader that does not answer.
 func (d Dir) Stats(ctx context.Context, id chunk.Digest) (ImageStats, error) {
 	var st ImageStats
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://reader/images/"+id.Hex()+"/stats", nil)
@@ -397,12 +464,17 @@ func (d Dir) Stats(ctx context.Context, id chunk.Digest) (ImageStats, error) {
 	defer resp.Body.Close()
 	switch resp.StatusCode {
 	case http.StatusOK:
-		return st, json.NewDecoder(resp.Body).Decode(&st)
+		err = json.NewDecoder(resp.Body).Decode(&st)
+		return st, err
 	case http.StatusNotFound:
-		return st, nil
+		return st, ErrNotOpen
 	}
 	return st, fmt.Errorf("ask the reader: %s", resp.Status)
 }
+
+// startTimeout bounds the start of a reader or shim; it is longer than what a
+// shim gives itself.
+const startTimeout = 90 * time.Second
 
 func (d Dir) pingReader(ctx context.Context) bool {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://reader/ping", nil)
@@ -417,45 +489,12 @@ func (d Dir) pingReader(ctx context.Context) bool {
 	return resp.StatusCode == http.StatusNoContent
 }
 
-// startTimeout bounds the start of a reader or shim.
-const startTimeout = time.Minute
-
 // ensureReader starts the reader when none answers.
-func (m *Mounter) ensureReader(ctx context.Context) error {
-	if m.Dir.pingReader(ctx) {
-		return nil
-	}
-	logPath := filepath.Join(m.Dir.path, "reader.log")
-	cmd, err := detached(m.ReaderCommand, logPath)
-	if err != nil {
-		return fmt.Errorf("start the reader: %w", err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- cmd.Wait() }() // ends with the reader, or with this process
-	deadline := time.After(startTimeout)
-	for !m.Dir.pingReader(ctx) {
-		select {
-		case err := <-done:
-			if err != nil {
-				return fmt.Errorf("the reader ended: %w: %s", err, lastLine(logPath))
-			}
-			done = nil // another reader has the lock and will answer
-		case <-time.After(lockPoll):
-		case <-deadline:
-			return fmt.Errorf("the reader does not answer on %s after %s; see %s", m.Dir.ReaderControl(), startTimeout, logPath)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+func (w *Worker) ensureReader(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := proc.Ensure(ctx, w.ReaderCommand, filepath.Join(w.Dir.path, "reader.log"), w.Dir.pingReader); err != nil {
+		return fmt.Errorf("the reader of %s: %w", w.Dir.path, err)
 	}
 	return nil
-}
-
-// lastLine returns the end of a log for an error message.
-func lastLine(path string) string {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-	return lines[len(lines)-1]
 }

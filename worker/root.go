@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"strconv"
@@ -109,7 +108,7 @@ type identity struct {
 	home     string
 }
 
-// maxAccountLine and maxAccounts bound passwd and group: the image is hostile.
+// maxAccountLine and maxAccountFile bound passwd and group: the image is hostile.
 const (
 	maxAccountLine = 64 << 10
 	maxAccountFile = 4 << 20
@@ -125,11 +124,15 @@ func (r *root) accounts(name string) ([][]string, error) {
 		return nil, err
 	}
 	defer f.Close()
-	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s in the image is not a regular file", name)
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() || st.Size() > maxAccountFile {
+		return nil, fmt.Errorf("%s in the image must be a regular file of at most %d bytes", name, maxAccountFile)
 	}
 	var out [][]string
-	lines := bufio.NewScanner(io.LimitReader(f, maxAccountFile))
+	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, maxAccountLine)
 	for lines.Scan() {
 		const fields = 3 // name, password, id: what both files begin with

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,15 +17,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-)
 
-// Sandboxes runs commands in images under runsc.
-type Sandboxes struct {
-	Dir     Dir
-	Mounter *Mounter
-	Runsc   string // the runsc program
-	Log     *slog.Logger
-}
+	"quarry/internal/proc"
+)
 
 // Command is what to run in an image; zero fields mean what the image's config
 // says.
@@ -41,6 +34,7 @@ type Command struct {
 	Stdout     io.Writer
 	Stderr     io.Writer
 	Signals    <-chan os.Signal // forwarded to the command
+	Started    func()           // called when the command runs, if not nil
 	Timeout    time.Duration    // kill the command after that long; 0 is never
 }
 
@@ -66,18 +60,18 @@ var (
 // Run runs one command in a new sandbox of the image and waits for its end. A
 // non-zero exit is not an error; errors mean that the command did not run to
 // its end. Nothing of the sandbox is left in either case.
-func (s *Sandboxes) Run(ctx context.Context, im *Image, c Command) (end Ended, err error) {
+func (w *Worker) Run(ctx context.Context, im *Image, c Command) (end Ended, err error) {
 	started := time.Now()
 	if err := runsHere(im); err != nil {
 		return end, err
 	}
-	mt, err := s.Mounter.Acquire(ctx, im)
+	mt, err := w.Acquire(ctx, im)
 	if err != nil {
 		return end, err
 	}
 	cleanup := context.WithoutCancel(ctx)
 	defer func() { err = errors.Join(err, mt.Release(cleanup)) }()
-	before, err := s.Dir.Stats(ctx, im.ID)
+	before, err := w.Dir.Stats(ctx, im.ID)
 	if err != nil {
 		return end, err
 	}
@@ -85,24 +79,27 @@ func (s *Sandboxes) Run(ctx context.Context, im *Image, c Command) (end Ended, e
 	if err != nil {
 		return end, err
 	}
-	dir, err := s.create(ctx)
+	dir, err := w.create(ctx)
 	if err != nil {
 		return end, err
 	}
-	defer func() { err = errors.Join(err, s.remove(cleanup, dir)) }()
+	defer func() { err = errors.Join(err, w.remove(cleanup, dir)) }()
 	if err := writeSpec(dir, spec); err != nil {
 		return end, err
 	}
 	first := newFirstWrite(started)
 	c.Stdout, c.Stderr = first.wrap(c.Stdout), first.wrap(c.Stderr)
-	b := &sandbox{s: s, dir: dir, id: filepath.Base(dir)}
+	b := &sandbox{w: w, dir: dir, id: filepath.Base(dir)}
 	end.Status, err = b.run(ctx, c)
 	end.Duration, end.FirstOutput = time.Since(started), first.after()
-	after, statErr := s.Dir.Stats(cleanup, im.ID)
+	after, statErr := w.Dir.Stats(cleanup, im.ID)
+	if statErr == nil && after.Opening != before.Opening {
+		statErr = errors.New("the reader was replaced during the run")
+	}
 	if statErr != nil {
-		// The reader is gone: the reads that failed with it are counted nowhere,
-		// so the command's result must not pass as a clean run.
-		return end, errors.Join(err, statErr)
+		// The reads that failed with a reader are counted nowhere, so the
+		// command's result must not pass as a clean run.
+		return end, errors.Join(err, fmt.Errorf("reads of the image may have failed: %w", statErr))
 	}
 	end.Stats = after.since(before)
 	return end, err
@@ -121,17 +118,17 @@ func (a ImageStats) since(b ImageStats) ImageStats {
 }
 
 // create makes a sandbox folder that names its owner.
-func (s *Sandboxes) create(ctx context.Context) (string, error) {
-	l, err := lock(ctx, filepath.Join(s.Dir.path, "sandboxes.lock"))
+func (w *Worker) create(ctx context.Context) (string, error) {
+	l, err := proc.TakeLock(ctx, w.Dir.sandboxLock())
 	if err != nil {
 		return "", err
 	}
-	defer l.unlock()
+	defer l.Unlock()
 	owner, err := self()
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(s.Dir.path, "sandboxes", strings.ToLower(rand.Text()))
+	dir := filepath.Join(w.Dir.path, "sandboxes", strings.ToLower(rand.Text()))
 	for _, sub := range []string{"", "runsc", "upper"} {
 		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
 			return "", err
@@ -144,7 +141,7 @@ func (s *Sandboxes) create(ctx context.Context) (string, error) {
 }
 
 // remove ends a sandbox, whatever is left of it, and deletes its folder.
-func (s *Sandboxes) remove(ctx context.Context, dir string) error {
+func (w *Worker) remove(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	state, err := filepath.Glob(filepath.Join(dir, "runsc", "*.state"))
@@ -152,7 +149,7 @@ func (s *Sandboxes) remove(ctx context.Context, dir string) error {
 		return err
 	}
 	if len(state) > 0 {
-		b := &sandbox{s: s, dir: dir, id: filepath.Base(dir)}
+		b := &sandbox{w: w, dir: dir, id: filepath.Base(dir)}
 		if out, err := b.runsc(ctx, "delete", "--force", b.id).CombinedOutput(); err != nil {
 			return fmt.Errorf("delete sandbox %s: %w: %s", b.id, err, out)
 		}
@@ -161,7 +158,7 @@ func (s *Sandboxes) remove(ctx context.Context, dir string) error {
 }
 
 type sandbox struct {
-	s   *Sandboxes
+	w   *Worker
 	dir string
 	id  string
 	pid int // of the Sentry, once started
@@ -198,23 +195,26 @@ func (b *sandbox) runsc(ctx context.Context, args ...string) *exec.Cmd {
 		"--host-uds", "none", "--allow-suid",
 		"--overlay2", "root:dir=" + filepath.Join(b.dir, "upper"),
 	}
-	return exec.CommandContext(ctx, b.s.Runsc, append(global, args...)...)
+	return exec.CommandContext(ctx, b.w.Runsc, append(global, args...)...)
 }
 
 // run starts the command, copies its output and waits for it.
 func (b *sandbox) run(ctx context.Context, c Command) (int, error) {
-	io, err := newStdio(b.dir, c)
+	streams, err := newStdio(b.dir, c)
 	if err != nil {
 		return 0, err
 	}
-	defer io.close()
-	if err := b.start(ctx, io); err != nil {
+	defer streams.close()
+	if err := b.start(ctx, streams); err != nil {
 		return 0, err
+	}
+	if c.Started != nil {
+		c.Started()
 	}
 	var g errgroup.Group
 	running, ended := context.WithCancel(context.WithoutCancel(ctx))
 	status := 0
-	g.Go(io.copyOutput)
+	g.Go(streams.copyOutput)
 	g.Go(func() (err error) {
 		defer ended()
 		status, err = b.wait()
@@ -234,24 +234,24 @@ func (b *sandbox) run(ctx context.Context, c Command) (int, error) {
 
 // start creates and starts the sandbox; what runsc itself prints on a failed
 // start becomes the error.
-func (b *sandbox) start(ctx context.Context, io *stdio) error {
+func (b *sandbox) start(ctx context.Context, streams *stdio) error {
 	// The Sentry outlives runsc run; it becomes a child of this process.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become subreaper: %w", err)
 	}
 	pidFile := filepath.Join(b.dir, "pid")
 	args := []string{"run", "--detach", "--pid-file", pidFile, "--bundle", b.dir}
-	args = append(args, io.runArgs()...)
+	args = append(args, streams.runArgs()...)
 	cmd := b.runsc(ctx, append(args, b.id)...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = io.guestFiles()
-	io.connect()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.guestFiles()
+	streams.connect()
 	err := cmd.Run()
-	io.closeGuest()
+	streams.closeGuest()
 	if err == nil {
 		if b.pid, err = readPID(pidFile); err != nil {
 			return err
 		}
-		return io.attach(ctx)
+		return streams.attach(ctx)
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -261,7 +261,7 @@ func (b *sandbox) start(ctx context.Context, io *stdio) error {
 
 // failure returns runsc's last word from its log.
 func (b *sandbox) failure() string {
-	raw, err := os.ReadFile(filepath.Join(b.dir, "runsc.log"))
+	raw, err := readBounded(filepath.Join(b.dir, "runsc.log"), maxJSON)
 	if err != nil {
 		return err.Error()
 	}
@@ -334,14 +334,19 @@ func (b *sandbox) supervise(ctx, ended context.Context, c Command) error {
 	}
 }
 
+// killTimeout bounds the delivery of one signal.
+const killTimeout = 10 * time.Second
+
 // kill delivers a signal to the command; when that cannot be done and the
 // command must end, the Sentry is killed.
-func (b *sandbox) kill(ctx context.Context, sig syscall.Signal) {
-	if out, err := b.runsc(ctx, "kill", b.id, strconv.Itoa(int(sig))).CombinedOutput(); err != nil && ctx.Err() == nil {
+func (b *sandbox) kill(running context.Context, sig syscall.Signal) {
+	ctx, cancel := context.WithTimeout(running, killTimeout)
+	defer cancel()
+	if out, err := b.runsc(ctx, "kill", b.id, strconv.Itoa(int(sig))).CombinedOutput(); err != nil && running.Err() == nil {
 		if sig == syscall.SIGKILL {
 			syscall.Kill(b.pid, sig)
 		}
-		b.s.Log.WarnContext(ctx, "signal not delivered", "sandbox", b.id, "signal", sig, "err", err, "runsc", string(out))
+		b.w.log().WarnContext(ctx, "signal not delivered", "sandbox", b.id, "signal", sig, "err", err, "runsc", string(out))
 	}
 }
 
