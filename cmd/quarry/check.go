@@ -22,7 +22,7 @@ A damaged chunk is condemned: converting an image that has it stores it anew. --
 no chunk content.`,
 		Args: exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := t.client()
+			cl, err := t.client(c.Context())
 			if err != nil {
 				return err
 			}
@@ -66,7 +66,7 @@ func newIndex() *cobra.Command {
 		Short: "make the chunk index anew from the journal and the packs",
 		Args:  exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := t.client()
+			cl, err := t.client(c.Context())
 			if err != nil {
 				return err
 			}

@@ -40,7 +40,7 @@ conversion changes no name.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.target.data, "data", os.Getenv("QUARRY_DATA"), "data folder, made when missing (env QUARRY_DATA)")
+	f.StringVar(&o.target.data, "data", "", "data folder, made when missing (env QUARRY_DATA)")
 	f.StringVar(&o.name, "name", "", "REPO[:TAG] to publish the image under; the default tag is latest")
 	f.StringVar(&o.platform, "platform", "", "OS/ARCH[/VARIANT] to take from an image index; default is this machine's")
 	f.BoolVar(&o.json, "json", false, "print the result as JSON before the last line")
@@ -59,7 +59,7 @@ func runConvert(ctx context.Context, o convertOptions, stdout, stderr io.Writer)
 	if err != nil {
 		return err
 	}
-	cl, err := o.target.client()
+	cl, err := o.target.client(ctx)
 	if err != nil {
 		return err
 	}

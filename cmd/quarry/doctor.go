@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 // runscModule is the version of runsc that quarry is tested with.
@@ -34,7 +35,8 @@ func runDoctor(ctx context.Context, stdout io.Writer) error {
 		look      func(context.Context) (string, error)
 	}{
 		{"root rights", "run as root", lookRoot},
-		{"kernel EROFS", "modprobe erofs (Linux 6.4 or newer)", lookFilesystem("erofs")},
+		{"kernel", "boot Linux 6.4 or newer: older ones cannot mount an image's one device", lookKernel},
+		{"kernel EROFS", "modprobe erofs", lookFilesystem("erofs")},
 		{"FUSE", "modprobe fuse", lookFile("/dev/fuse")},
 		{"loop devices", "modprobe loop", lookFile("/dev/loop-control")},
 		{"quarry-shim", "install it beside quarry", lookShim},
@@ -60,6 +62,22 @@ func lookRoot(context.Context) (string, error) {
 		return "", fmt.Errorf("uid is %d", uid)
 	}
 	return "uid 0", nil
+}
+
+func lookKernel(context.Context) (string, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "", err
+	}
+	release := unix.ByteSliceToString(u.Release[:])
+	var major, minor int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n != 2 {
+		return "", fmt.Errorf("release %q has no version", release)
+	}
+	if major < 6 || major == 6 && minor < 4 {
+		return "", fmt.Errorf("kernel %s is too old", release)
+	}
+	return "Linux " + release, nil
 }
 
 func lookFile(path string) func(context.Context) (string, error) {

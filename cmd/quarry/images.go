@@ -14,7 +14,7 @@ func newImages() *cobra.Command {
 	var t target
 	var asJSON bool
 	list := func(c *cobra.Command, _ []string) error {
-		cl, err := t.client()
+		cl, err := t.client(c.Context())
 		if err != nil {
 			return err
 		}
@@ -49,7 +49,7 @@ func newImages() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%w: %w", errUsage, err)
 			}
-			cl, err := t.client()
+			cl, err := t.client(c.Context())
 			if err != nil {
 				return err
 			}

@@ -48,10 +48,9 @@ const (
 	exitUsage   = 2
 	exitDamage  = 3
 
-	exitRunOurs       = 125 // run: quarry itself failed, or --timeout fired
-	exitRunNotExec    = 126
-	exitRunNotFound   = 127
-	exitRunCommandMax = 255
+	exitRunOurs     = 125 // run: quarry itself failed, or --timeout fired
+	exitRunNotExec  = 126
+	exitRunNotFound = 127
 )
 
 var (
@@ -80,8 +79,6 @@ func exitCode(err error) int {
 		return exitOK
 	case errors.As(err, &status):
 		return int(status)
-	case errors.Is(err, errUsage):
-		return exitUsage
 	case errors.As(err, new(runError)):
 		switch {
 		case errors.Is(err, worker.ErrCommandNotFound):
@@ -90,6 +87,8 @@ func exitCode(err error) int {
 			return exitRunNotExec
 		}
 		return exitRunOurs
+	case errors.Is(err, errUsage):
+		return exitUsage
 	case errors.Is(err, errDamage):
 		return exitDamage
 	}
@@ -100,7 +99,7 @@ func exitCode(err error) int {
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "quarry",
-		Short:         "lazy container images for sandboxes: convert, serve, mount, run",
+		Short:         "lazily read images for sandboxes: convert, serve, mount, run",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Long: `quarry keeps task images in a content-addressed store and runs sandboxes from
@@ -109,7 +108,12 @@ them, reading only what a sandbox touches. Every byte is verified before it is u
 Exit codes: 0 ok, 1 failure, 2 usage, 3 damage found. run passes on its command's.`,
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usage(c, err) })
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		if c.Name() == "run" {
+			return runError{usage(c, err)}
+		}
+		return usage(c, err)
+	})
 	root.AddCommand(
 		newServe(), newConvert(), newImages(), newExport(), newTreeDigest(), newVerify(),
 		newMount(), newUmount(), newRun(), newKeygen(), newCheck(), newIndex(),

@@ -25,19 +25,15 @@ that cannot be answered with the right bytes fails with EIO.`,
 }
 
 func runMount(ctx context.Context, w workerFlags, name, dir string, stderr io.Writer) error {
-	log := warnings(stderr)
-	m, err := w.mounter(log)
+	wk, err := w.worker(ctx, stderr)
 	if err != nil {
 		return err
 	}
-	if err := m.Sweep(ctx); err != nil {
-		log.WarnContext(ctx, "leftovers of a killed process stay", "err", err)
-	}
-	im, _, err := fetchImage(ctx, &w, m.Dir, name, log)
+	im, _, err := fetchImage(ctx, &w, wk, name)
 	if err != nil {
 		return err
 	}
-	return m.MountAt(ctx, im, dir)
+	return wk.MountAt(ctx, im, dir)
 }
 
 func newUmount() *cobra.Command {
@@ -47,11 +43,11 @@ func newUmount() *cobra.Command {
 		Short: "end a mount made by quarry mount",
 		Args:  exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			m, err := w.mounter(warnings(c.ErrOrStderr()))
+			wk, err := w.worker(c.Context(), c.ErrOrStderr())
 			if err != nil {
 				return err
 			}
-			return m.UnmountAt(c.Context(), args[0])
+			return wk.UnmountAt(c.Context(), args[0])
 		},
 	}
 	w.dirFlag(c)

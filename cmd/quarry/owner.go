@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,10 +14,10 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"quarry/chunkindex"
 	"quarry/internal/durable"
+	"quarry/internal/proc"
+	"quarry/nbd/attach"
 	"quarry/signer"
 	"quarry/store/bucket"
 	"quarry/store/bucket/dir"
@@ -39,7 +40,6 @@ func (d dataDir) converterKey() string { return filepath.Join(d.keys(), "convert
 func (d dataDir) run() string          { return filepath.Join(string(d), "run") }
 func (d dataDir) socket() string       { return filepath.Join(d.run(), "quarry.sock") }
 func (d dataDir) serveLog() string     { return filepath.Join(d.run(), "serve.log") }
-func (d dataDir) ownerFile() string    { return filepath.Join(d.run(), "owner") }
 
 // exists reports whether a store was ever made in the folder.
 func (d dataDir) exists() bool {
@@ -47,14 +47,11 @@ func (d dataDir) exists() bool {
 	return err == nil
 }
 
-// errOwned says that another process owns the data folder.
-var errOwned = errors.New("another process owns the data folder")
-
 // owner is the one process that has a data folder open: everything that needs
 // the index or writes the bucket happens in it.
 type owner struct {
 	dir     dataDir
-	lock    *os.File
+	lock    *proc.Lock
 	bucket  *dir.Bucket
 	catalog *catalog.Catalog
 	index   *chunkindex.Index
@@ -69,11 +66,12 @@ type owner struct {
 
 // ownerConfig says how to open a data folder.
 type ownerConfig struct {
-	dir     dataDir
-	keyFile string // signs instead of keys/signing.key
-	noSign  bool
-	workers int
-	log     *slog.Logger
+	dir        dataDir
+	keyFile    string // signs instead of keys/signing.key
+	noSign     bool
+	workers    int
+	background bool // gives way to a server that a person starts
+	log        *slog.Logger
 }
 
 // openOwner opens a data folder, making what is missing of it.
@@ -89,8 +87,11 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 			return nil, fmt.Errorf("data folder: %w", err)
 		}
 	}
-	if o.lock, err = takeLock(cfg.dir.lock()); err != nil {
-		return nil, err
+	if o.lock, err = proc.TryLock(cfg.dir.lock()); err != nil {
+		return nil, fmt.Errorf("data folder: %w", err)
+	}
+	if err := writeHolder(o.lock, cfg.background); err != nil {
+		return nil, fmt.Errorf("data folder: %w", err)
 	}
 	if err := o.openKeys(cfg); err != nil {
 		return nil, err
@@ -128,25 +129,40 @@ func (o *owner) close() error {
 		errs = append(errs, o.bucket.Close())
 	}
 	if o.lock != nil {
-		errs = append(errs, o.lock.Close())
+		o.lock.Unlock()
 	}
 	return errors.Join(errs...)
 }
 
-func takeLock(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+// holder is the process that holds a data folder's lock, as it says in the
+// lock's file.
+type holder struct {
+	PID        int    `json:"pid"`
+	Start      uint64 `json:"start"` // clock ticks since boot: numbers are used again
+	Background bool   `json:"background"`
+}
+
+func writeHolder(l *proc.Lock, background bool) error {
+	start, err := attach.ProcessStart(os.Getpid())
 	if err != nil {
-		return nil, fmt.Errorf("data folder: %w", err)
+		return err
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return f, nil
+	b, err := json.Marshal(holder{PID: os.Getpid(), Start: start, Background: background})
+	if err != nil {
+		return err
 	}
-	f.Close()
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("%s: %w", filepath.Dir(path), errOwned)
+	return l.Write(b)
+}
+
+// readHolder returns who holds the lock; false when nobody living says so.
+func readHolder(d dataDir) (holder, bool) {
+	var h holder
+	raw, err := os.ReadFile(d.lock())
+	if err != nil || json.Unmarshal(raw, &h) != nil || h.PID == 0 {
+		return h, false
 	}
-	return nil, fmt.Errorf("lock data folder: %w", err)
+	start, err := attach.ProcessStart(h.PID)
+	return h, err == nil && start == h.Start
 }
 
 // converterKeySize is the size of the layer records' MAC key, in bytes.
@@ -207,24 +223,4 @@ func loadConverterKey(path string) ([]byte, error) {
 		return nil, fmt.Errorf("converter key %s is damaged: want %d hex digits; remove it and layers are read anew", path, 2*converterKeySize)
 	}
 	return key, nil
-}
-
-// waitLock is openOwner's lock for a server that takes over from a background
-// server: that one was told to end and needs a moment.
-func waitLock(ctx context.Context, path string, limit time.Duration) error {
-	deadline := time.Now().Add(limit)
-	for {
-		f, err := takeLock(path)
-		if err == nil {
-			return f.Close()
-		}
-		if !errors.Is(err, errOwned) || time.Now().After(deadline) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
 }

@@ -42,18 +42,18 @@ func runReader(ctx context.Context, dir string, stderr io.Writer) error {
 // chunkSource is a store client as the reader wants it.
 type chunkSource struct {
 	*client.Client
-	local bool // the store is a data folder on this machine
+	data dataDir // the store's data folder, "" for a store node
 }
 
 var _ worker.ChunkSource = chunkSource{}
 
 func openChunks(o worker.Origin) (worker.ChunkSource, error) {
 	t := target{data: o.Data, store: o.Store}
-	c, err := t.client()
+	c, err := t.dial()
 	if err != nil {
 		return nil, err
 	}
-	return chunkSource{Client: c, local: o.Data != ""}, nil
+	return chunkSource{Client: c, data: dataDir(o.Data)}, nil
 }
 
 // Traffic implements worker.ChunkSource.
@@ -67,7 +67,7 @@ func traffic(c *client.Client) (requests, wireBytes int64) {
 // KeepAlive implements worker.ChunkSource. Only a data folder's own socket
 // takes leases.
 func (s chunkSource) KeepAlive(ctx context.Context, lease string, id chunk.Digest, ttl time.Duration) error {
-	if !s.local {
+	if s.data == "" {
 		return nil
 	}
 	_, err := s.RenewLease(ctx, lease, id.String(), ttl)
@@ -76,7 +76,8 @@ func (s chunkSource) KeepAlive(ctx context.Context, lease string, id chunk.Diges
 
 // EndLease implements worker.ChunkSource.
 func (s chunkSource) EndLease(ctx context.Context, lease string) error {
-	if !s.local {
+	// A server that is gone has no lease, and none is started to hear that.
+	if s.data == "" || !answers(ctx, s.data) {
 		return nil
 	}
 	return s.Client.EndLease(ctx, lease)

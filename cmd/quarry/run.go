@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -42,10 +40,11 @@ in it under gVisor's runsc. Words after IMAGE replace the image's Cmd and follow
 Entrypoint. Flags go before IMAGE. The sandbox has no network.
 
 Exit code: the command's own; 128+n when signal n ended it; 127 the image has no such
-command; 126 it cannot be executed; 125 quarry itself failed, --timeout included.`,
+command; 126 it cannot be executed; 125 quarry itself failed: wrong usage and --timeout
+included.`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usage(c, errors.New("no IMAGE given"))
+				return runError{usage(c, errors.New("no IMAGE given"))}
 			}
 			return nil
 		},
@@ -55,7 +54,7 @@ command; 126 it cannot be executed; 125 quarry itself failed, --timeout included
 				o.command.Args = args[2:]
 			}
 			err := runRun(c.Context(), o, c.InOrStdin(), c.OutOrStdout(), c.ErrOrStderr())
-			if err != nil && !errors.As(err, new(exitStatus)) && !errors.Is(err, errUsage) {
+			if err != nil && !errors.As(err, new(exitStatus)) {
 				return runError{err}
 			}
 			return err
@@ -82,21 +81,15 @@ func runRun(ctx context.Context, o runOptions, stdin io.Reader, stdout, stderr i
 	if err := prepareCommand(&o, stdin, stdout, stderr); err != nil {
 		return err
 	}
-	runsc, err := exec.LookPath("runsc")
-	if err != nil {
-		return errors.New("runsc is not on the PATH: run make setup, or go install gvisor.dev/gvisor/runsc (quarry doctor names the version)")
-	}
-	log := warnings(stderr)
-	m, err := o.worker.mounter(log)
+	wk, err := o.worker.worker(ctx, stderr)
 	if err != nil {
 		return err
 	}
-	boxes := &worker.Sandboxes{Dir: m.Dir, Mounter: m, Runsc: runsc, Log: log}
-	if err := errors.Join(boxes.SweepSandboxes(ctx), m.Sweep(ctx)); err != nil {
-		log.WarnContext(ctx, "leftovers of a killed process stay", "err", err)
+	if wk.Runsc == "" {
+		return errors.New("runsc is not on the PATH: run make setup, or go install gvisor.dev/gvisor/runsc (quarry doctor names the version)")
 	}
 	started := time.Now()
-	im, fetched, err := fetchImage(ctx, &o.worker, m.Dir, o.image, log)
+	im, fetched, err := fetchImage(ctx, &o.worker, wk, o.image)
 	if err != nil {
 		return err
 	}
@@ -105,8 +98,9 @@ func runRun(ctx context.Context, o runOptions, stdin io.Reader, stdout, stderr i
 	defer signal.Stop(signals)
 	o.command.Signals = signals
 	before := time.Since(started)
-	// A signal is the sandbox's, not ours: the command decides how it ends.
-	end, err := boxes.Run(context.WithoutCancel(ctx), im, o.command)
+	runCtx, cancel := untilStarted(ctx, &o.command)
+	defer cancel()
+	end, err := wk.Run(runCtx, im, o.command)
 	if end.FirstOutput > 0 {
 		end.FirstOutput += before
 	}
@@ -122,6 +116,22 @@ func runRun(ctx context.Context, o runOptions, stdin io.Reader, stdout, stderr i
 		return exitStatus(end.Status)
 	}
 	return nil
+}
+
+// untilStarted returns a context that ends with ctx until the command runs. From
+// then on a signal is the command's: it decides how it ends.
+func untilStarted(ctx context.Context, c *worker.Command) (context.Context, context.CancelFunc) {
+	running := make(chan struct{})
+	c.Started = func() { close(running) }
+	runCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	context.AfterFunc(ctx, func() {
+		select {
+		case <-running:
+		default:
+			cancel()
+		}
+	})
+	return runCtx, cancel
 }
 
 // prepareCommand turns the flags into the command's final form.
@@ -153,12 +163,12 @@ func prepareCommand(o *runOptions, stdin io.Reader, stdout, stderr io.Writer) er
 }
 
 // fetchImage resolves and verifies an image, and says what that cost.
-func fetchImage(ctx context.Context, w *workerFlags, d worker.Dir, name string, log *slog.Logger) (*worker.Image, worker.ImageStats, error) {
+func fetchImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name string) (*worker.Image, worker.ImageStats, error) {
 	ref, platform, err := w.wanted(name)
 	if err != nil {
 		return nil, worker.ImageStats{}, err
 	}
-	images, c, err := w.target.images(d, log)
+	images, c, err := w.target.images(ctx, wk)
 	if err != nil {
 		return nil, worker.ImageStats{}, err
 	}
@@ -171,9 +181,9 @@ func fetchImage(ctx context.Context, w *workerFlags, d worker.Dir, name string, 
 // statsVersion is the version of the --stats file.
 const statsVersion = 1
 
-// Stats is the --stats file. Sizes are in bytes, times in milliseconds; wire
+// runFigures is the --stats file. Sizes are in bytes, times in milliseconds; wire
 // bytes and requests count everything between this worker and the store.
-type Stats struct {
+type runFigures struct {
 	Version           int                `json:"version"`
 	Image             string             `json:"image"`
 	ImageID           chunk.Digest       `json:"image_id"`
@@ -191,9 +201,9 @@ type Stats struct {
 	Error             string             `json:"error,omitempty"`
 }
 
-func runStats(name string, im *worker.Image, fetched worker.ImageStats, end worker.Ended, err error) Stats {
-	s := Stats{
-		Version: statsVersion, Image: name, ImageID: im.ID, ImageSizeBytes: im.FileBytes(),
+func runStats(name string, im *worker.Image, fetched worker.ImageStats, end worker.Ended, err error) runFigures {
+	s := runFigures{
+		Version: statsVersion, Image: name, ImageID: im.ID, ImageSizeBytes: im.RAFS.FileBytes(),
 		BootstrapBytes: im.Statement.BootstrapSize,
 		WireBytes:      fetched.WireBytes + end.Stats.WireBytes, Requests: fetched.Requests + end.Stats.Requests,
 		ChunkPlainBytes: end.Stats.ChunkBytes, DeviceBytes: end.Stats.DeviceBytes,
@@ -211,7 +221,7 @@ func runStats(name string, im *worker.Image, fetched worker.ImageStats, end work
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-func writeStats(path string, s Stats) error {
+func writeStats(path string, s runFigures) error {
 	b, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		return err

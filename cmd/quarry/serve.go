@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -17,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"quarry/api"
+	"quarry/internal/proc"
 )
 
 const (
@@ -25,6 +24,8 @@ const (
 	backgroundIdle = 10 * time.Second
 	// drainTime bounds the end of requests under way at SIGTERM.
 	drainTime = 30 * time.Second
+	// closeTime is for what comes after it.
+	closeTime = 15 * time.Second
 )
 
 type serveOptions struct {
@@ -75,7 +76,7 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 	log := slog.New(slog.NewJSONHandler(stderr, nil))
 	dir := dataDir(o.data)
 	own, err := takeOver(ctx, o, log)
-	if o.background && errors.Is(err, errOwned) {
+	if o.background && errors.Is(err, proc.ErrLocked) {
 		return nil // the command that started us finds the owner
 	}
 	if err != nil {
@@ -104,48 +105,32 @@ func checkListen(o serveOptions) error {
 // takeOver opens the data folder. A background server that has it is told to
 // end; any other owner is an error.
 func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, error) {
-	cfg := ownerConfig{dir: dataDir(o.data), keyFile: o.key, noSign: o.noSign, workers: o.workers, log: log}
-	deadline := time.Now().Add(drainTime)
+	cfg := ownerConfig{dir: dataDir(o.data), keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, log: log}
+	// The other server may use all of its drain time, and closes its index then.
+	ctx, cancel := context.WithTimeout(ctx, drainTime+closeTime)
+	defer cancel()
+	told := 0
 	for {
 		own, err := openOwner(ctx, cfg)
-		if !errors.Is(err, errOwned) || o.background || time.Now().After(deadline) {
+		if !errors.Is(err, proc.ErrLocked) || o.background {
 			return own, err
 		}
-		pid, background := readOwner(cfg.dir)
-		if pid == 0 {
-			// The owner is just starting or ending and has no file.
-			if err := waitLock(ctx, cfg.dir.lock(), time.Second); err != nil && !errors.Is(err, errOwned) {
-				return nil, err
+		h, alive := readHolder(cfg.dir)
+		if alive && !h.Background {
+			return nil, fmt.Errorf("%w: pid %d serves it: stop that one, or use another --data", err, h.PID)
+		}
+		if alive && told != h.PID {
+			told = h.PID
+			if err := syscall.Kill(h.PID, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return nil, fmt.Errorf("end background server %d: %w", h.PID, err)
 			}
-			continue
 		}
-		if !background {
-			return nil, fmt.Errorf("%w (pid %d): stop it, or use another --data", err, pid)
-		}
-		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return nil, fmt.Errorf("end background server %d: %w", pid, err)
-		}
-		if err := waitLock(ctx, cfg.dir.lock(), drainTime); err != nil {
-			return nil, fmt.Errorf("background server %d does not end: %w", pid, err)
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: background server %d does not end", err, h.PID)
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
-}
-
-// writeOwner notes who owns the folder, for takeOver.
-func writeOwner(d dataDir, background bool) error {
-	return os.WriteFile(d.ownerFile(), fmt.Appendf(nil, "%d %t\n", os.Getpid(), background), 0o600)
-}
-
-func readOwner(d dataDir) (pid int, background bool) {
-	raw, err := os.ReadFile(d.ownerFile())
-	if err != nil {
-		return 0, false
-	}
-	pidText, kind, _ := strings.Cut(strings.TrimSpace(string(raw)), " ")
-	if pid, err = strconv.Atoi(pidText); err != nil {
-		return 0, false
-	}
-	return pid, kind == "true"
 }
 
 // serveAll serves the socket and, in the foreground, TCP, until ctx ends or a
@@ -168,10 +153,6 @@ func serveAll(ctx context.Context, o serveOptions, d dataDir, h *api.Handler, st
 		defer func() { fmt.Fprintln(stdout, "stopped") }()
 		fmt.Fprintf(stdout, "listening on http://%s\n", tcp.Addr())
 	}
-	if err := writeOwner(d, o.background); err != nil {
-		return err
-	}
-	defer os.Remove(d.ownerFile())
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var g errgroup.Group

@@ -4,18 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"quarry/api/client"
+	"quarry/internal/proc"
 	"quarry/signer"
 	"quarry/worker"
 )
@@ -27,31 +25,31 @@ type target struct {
 	store  string
 	trust  string
 	create bool // make the data folder when it is missing
-
-	cmd *cobra.Command // whose flags these are; nil for none
 }
 
 // flags adds the flags every command that needs a store has.
 func (t *target) flags(c *cobra.Command) {
-	t.cmd = c
 	f := c.Flags()
-	f.StringVar(&t.data, "data", os.Getenv("QUARRY_DATA"), "data folder on this machine (env QUARRY_DATA)")
-	f.StringVar(&t.store, "store", os.Getenv("QUARRY_STORE"), "URL of a store node (env QUARRY_STORE)")
-	f.StringVar(&t.trust, "trust", os.Getenv("QUARRY_TRUST"), "public key, or folder of *.pub, for --store (env QUARRY_TRUST)")
+	f.StringVar(&t.data, "data", "", "data folder on this machine (env QUARRY_DATA)")
+	f.StringVar(&t.store, "store", "", "URL of a store node (env QUARRY_STORE)")
+	f.StringVar(&t.trust, "trust", "", "public key, or folder of *.pub, for --store (env QUARRY_TRUST)")
+}
+
+// fromEnv fills in what no flag has said; a flag goes before the other one's
+// variable.
+func (t *target) fromEnv(getenv func(string) string) {
+	if t.data == "" && t.store == "" {
+		t.data, t.store = getenv("QUARRY_DATA"), getenv("QUARRY_STORE")
+	}
+	if t.trust == "" {
+		t.trust = getenv("QUARRY_TRUST")
+	}
 }
 
 // resolve checks the flags and makes the data folder's path absolute, because
 // processes started later have another working directory.
 func (t *target) resolve() error {
-	// A flag goes before the other one's environment variable.
-	if t.cmd != nil && t.data != "" && t.store != "" {
-		switch data, store := t.cmd.Flags().Changed("data"), t.cmd.Flags().Changed("store"); {
-		case store && !data:
-			t.data = ""
-		case data && !store:
-			t.store = ""
-		}
-	}
+	t.fromEnv(os.Getenv)
 	switch {
 	case t.data != "" && t.store != "":
 		return fmt.Errorf("%w: give --data or --store, not both", errUsage)
@@ -75,11 +73,22 @@ func (t *target) resolve() error {
 	return nil
 }
 
-// client connects to the store; a data folder without a server gets one.
-func (t *target) client() (*client.Client, error) {
+// client connects to the store; a data folder without a server gets one, before
+// the first request, because that may be one that cannot be sent twice.
+func (t *target) client(ctx context.Context) (*client.Client, error) {
 	if err := t.resolve(); err != nil {
 		return nil, err
 	}
+	if t.data != "" {
+		if err := ensureOwner(ctx, dataDir(t.data)); err != nil {
+			return nil, err
+		}
+	}
+	return t.dial()
+}
+
+// dial returns a client that connects at its first request.
+func (t *target) dial() (*client.Client, error) {
 	if t.data == "" {
 		return client.New(client.Config{URL: t.store})
 	}
@@ -102,17 +111,18 @@ func (t *target) trusted() (signer.Trust, error) {
 }
 
 // images returns the worker's way to verified images of this store.
-func (t *target) images(d worker.Dir, log *slog.Logger) (*worker.Images, *client.Client, error) {
-	c, err := t.client()
+func (t *target) images(ctx context.Context, wk *worker.Worker) (*worker.Images, *client.Client, error) {
+	c, err := t.client(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	trust, err := t.trusted()
 	if err != nil {
+		c.Close()
 		return nil, nil, err
 	}
 	return &worker.Images{
-		Dir: d, Source: c, Origin: worker.Origin{Store: t.store, Data: t.data}, Trust: trust, Log: log,
+		Dir: wk.Dir, Source: c, Origin: worker.Origin{Store: t.store, Data: t.data}, Trust: trust, Log: wk.Log,
 	}, c, nil
 }
 
@@ -120,83 +130,45 @@ func (t *target) images(d worker.Dir, log *slog.Logger) (*worker.Images, *client
 // the footers of packs that the index does not know yet.
 const ownerStart = 2 * time.Minute
 
+// ensureOwner makes sure that a server of the data folder answers.
+func ensureOwner(ctx context.Context, d dataDir) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(d.run(), 0o700); err != nil {
+		return fmt.Errorf("data folder: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, ownerStart)
+	defer cancel()
+	args := []string{self, "serve", "--data", string(d), "--background"}
+	if err := proc.Ensure(ctx, args, d.serveLog(), func(ctx context.Context) bool { return answers(ctx, d) }); err != nil {
+		return fmt.Errorf("the server of %s: %w", d, err)
+	}
+	return nil
+}
+
+// answers reports whether somebody listens on the data folder's socket.
+func answers(ctx context.Context, d dataDir) bool {
+	var nd net.Dialer
+	conn, err := nd.DialContext(ctx, "unix", d.socket())
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}
+
 // dialOwner connects to the server of a data folder and starts one when none
-// answers.
+// answers: the one there was may have ended, idle, since the last request.
 func dialOwner(ctx context.Context, d dataDir) (net.Conn, error) {
 	var nd net.Dialer
 	conn, err := nd.DialContext(ctx, "unix", d.socket())
 	if err == nil || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
 		return conn, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, ownerStart)
-	defer cancel()
-	ended, err := startOwner(d)
-	if err != nil {
-		return nil, fmt.Errorf("start a server for %s: %w", d, err)
-	}
-	for {
-		conn, err := nd.DialContext(ctx, "unix", d.socket())
-		if err == nil {
-			return conn, nil
-		}
-		select {
-		case err := <-ended:
-			if err != nil {
-				return nil, fmt.Errorf("the server for %s ended (%w): %s", d, err, lastLine(d.serveLog()))
-			}
-			// Another process has the folder and is about to listen.
-			if ended, err = startLater(ctx, d); err != nil {
-				return nil, err
-			}
-		case <-ctx.Done():
-			return nil, fmt.Errorf("the server for %s does not answer: %w; see %s", d, ctx.Err(), d.serveLog())
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
-// startLater starts a server again after a moment: the owner that was there may
-// be on its way out.
-func startLater(ctx context.Context, d dataDir) (<-chan error, error) {
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-time.After(50 * time.Millisecond):
-	}
-	return startOwner(d)
-}
-
-// startOwner starts a background server and returns where its end is told.
-func startOwner(d dataDir) (<-chan error, error) {
-	self, err := os.Executable()
-	if err != nil {
+	if err := ensureOwner(ctx, d); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(d.run(), 0o700); err != nil {
-		return nil, err
-	}
-	logFile, err := os.OpenFile(d.serveLog(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer logFile.Close()
-	cmd := exec.Command(self, "serve", "--data", string(d), "--background")
-	cmd.Stdout, cmd.Stderr, cmd.Dir = logFile, logFile, "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // ends with the server, or with this process
-	return ended, nil
-}
-
-// lastLine returns the end of a log for an error message.
-func lastLine(path string) string {
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
-	return lines[len(lines)-1]
+	return nd.DialContext(ctx, "unix", d.socket())
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -21,8 +21,8 @@ func newTreeDigest() *cobra.Command {
 		Use:   "treedigest DIR|IMAGE",
 		Short: "print the tree digest of a folder or of a stored image",
 		Long: `treedigest prints one digest over every path, its metadata and content. A folder on
-disk (a path with a slash, such as ./rootfs), a mounted image and the stored image have the
-same digest when they are the same tree.`,
+disk (its path begins with / or a dot, such as ./rootfs), a mounted image and the stored
+image have the same digest when they are the same tree.`,
 		Args: exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return runTreeDigest(c.Context(), t, args[0], platform, size, c.OutOrStdout())
@@ -44,7 +44,8 @@ func runTreeDigest(ctx context.Context, t target, what, platform string, size in
 }
 
 func treeOf(ctx context.Context, t target, what, platform string, size int64) (*rafs.Tree, error) {
-	if st, err := os.Stat(what); err == nil && st.IsDir() {
+	// A name cannot begin so; what exists in this folder must not change the answer.
+	if strings.HasPrefix(what, "/") || strings.HasPrefix(what, ".") {
 		if !chunk.ValidSize(size) {
 			return nil, usageError(fmt.Sprintf("--chunk-size %d: want a power of two from %d to %d", size, chunk.MinSize, chunk.MaxSize))
 		}

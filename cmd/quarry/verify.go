@@ -42,7 +42,7 @@ func verifiedImage(ctx context.Context, t target, name, platform string) (*image
 	if err != nil {
 		return nil, err
 	}
-	c, err := t.client()
+	c, err := t.client(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func storedTree(ctx context.Context, t target, name, platform string) (*image.Ve
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	c, err := t.client()
+	c, err := t.client(ctx)
 	if err != nil {
 		return nil, nil, nil, err
 	}

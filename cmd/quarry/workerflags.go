@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"quarry/nbd/attach"
 	"quarry/store/image"
 	"quarry/worker"
 )
@@ -30,7 +32,7 @@ func (w *workerFlags) flags(c *cobra.Command) {
 
 func (w *workerFlags) mountFlags(c *cobra.Command) {
 	w.flags(c)
-	c.Flags().IntVar(&w.readAhead, "read-ahead", -1, "read-ahead of the device in KiB; below 0 is the default")
+	c.Flags().IntVar(&w.readAhead, "read-ahead", attach.DefaultReadAhead, "read-ahead of the device in KiB; 0 is none")
 }
 
 func (w *workerFlags) dirFlag(c *cobra.Command) {
@@ -54,8 +56,8 @@ func (w *workerFlags) wanted(name string) (ref image.Ref, p image.Platform, err 
 	return ref, p, nil
 }
 
-// mounter returns the worker's mounter for a folder.
-func (w *workerFlags) mounter(log *slog.Logger) (*worker.Mounter, error) {
+// worker opens this machine's worker and sweeps what killed commands left in it.
+func (w *workerFlags) worker(ctx context.Context, stderr io.Writer) (*worker.Worker, error) {
 	d, err := worker.OpenDir(w.dir)
 	if err != nil {
 		return nil, err
@@ -68,10 +70,18 @@ func (w *workerFlags) mounter(log *slog.Logger) (*worker.Mounter, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &worker.Mounter{
+	runsc, err := exec.LookPath("runsc")
+	if err != nil {
+		runsc = "" // only run needs it, and says so
+	}
+	wk := &worker.Worker{
 		Dir: d, ReaderCommand: []string{self, "reader", "--worker-dir", d.Path()},
-		ShimPath: shim, ReadAheadKiB: w.readAhead, Log: log,
-	}, nil
+		ShimPath: shim, Runsc: runsc, ReadAheadKiB: w.readAhead, Log: warnings(stderr),
+	}
+	if err := wk.Sweep(ctx); err != nil {
+		wk.Log.WarnContext(ctx, "leftovers of a killed process stay", "err", err)
+	}
+	return wk, nil
 }
 
 // findShim looks beside this program, then on the PATH.
