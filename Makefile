@@ -10,7 +10,8 @@ export QUARRY_BIN := $(BIN)
 export QUARRY_IMAGES := $(CACHE)/images
 export QUARRY_DEBS := $(CACHE)/debs
 
-RUNSC := gvisor.dev/gvisor/runsc@v0.0.0-20260701204157-69c2d17aea96
+# The version quarry doctor names is the one that is installed here.
+RUNSC := $(shell sed -n 's/^const runscModule = "\(.*\)"/\1/p' cmd/quarry/doctor.go)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES := debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)

@@ -19,10 +19,13 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"quarry/internal/need"
+	"quarry/internal/proc"
 	"quarry/store/chunk"
 )
 
-func TestMain(m *testing.M) {
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) int {
 	bin := os.Getenv("QUARRY_BIN")
 	if bin == "" {
 		dir, err := os.MkdirTemp("", "quarry-bin")
@@ -40,7 +43,7 @@ func TestMain(m *testing.M) {
 		bin = dir
 	}
 	os.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
-	os.Exit(m.Run())
+	return m.Run()
 }
 
 func TestStories(t *testing.T) {
@@ -50,7 +53,7 @@ func TestStories(t *testing.T) {
 	}
 	images := os.Getenv("QUARRY_IMAGES")
 	if _, err := os.Stat(filepath.Join(images, "debian", "index.json")); images == "" || err != nil {
-		need.Tool(t, "the-debian-image (make images makes it)")
+		need.Missing(t, "the Debian image (make images makes it)")
 	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
@@ -70,6 +73,7 @@ func TestStories(t *testing.T) {
 			"slowserve":    slowServe,
 			"servenosign":  serveNoSign,
 			"stall":        stall,
+			"stopowner":    stopOwner,
 			"killreader":   killReader,
 			"waitexit":     waitExit,
 			"breaklayer":   breakLayer,
@@ -115,10 +119,9 @@ func cleanUp(base string) {
 			syscall.Kill(s.PID, syscall.SIGTERM)
 		}
 	}
-	owners, _ := filepath.Glob(filepath.Join(base, "*", "run", "owner"))
-	for _, path := range owners {
-		if raw, err := os.ReadFile(path); err == nil {
-			pid, _ := strconv.Atoi(strings.Fields(string(raw))[0])
+	locks, _ := filepath.Glob(filepath.Join(base, "*", "lock"))
+	for _, path := range locks {
+		if pid := holderOf(path); pid > 0 {
 			syscall.Kill(pid, syscall.SIGTERM)
 		}
 	}
@@ -127,6 +130,36 @@ func cleanUp(base string) {
 			return
 		}
 		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// holderOf reads who holds a data folder's lock; 0 when nobody does.
+func holderOf(lock string) int {
+	raw, err := os.ReadFile(lock)
+	var h struct{ PID int }
+	if err != nil || json.Unmarshal(raw, &h) != nil {
+		return 0
+	}
+	if l, err := proc.TryLock(lock); err == nil {
+		l.Unlock()
+		return 0
+	}
+	return h.PID
+}
+
+// stopOwner ends the server of a data folder: stopowner DATA.
+func stopOwner(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: stopowner DATA")
+	}
+	lock := filepath.Join(ts.MkAbs(args[0]), "lock")
+	if pid := holderOf(lock); pid > 0 {
+		ts.Check(syscall.Kill(pid, syscall.SIGTERM))
+	}
+	for deadline := time.Now().Add(60 * time.Second); holderOf(lock) > 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			ts.Fatalf("the server of %s does not end", args[0])
+		}
 	}
 }
 
@@ -149,8 +182,8 @@ func tinyImage(ts *testscript.TestScript, neg bool, args []string) {
 		os.Symlink("busybox", filepath.Join(root, "bin", name))
 	}
 	layout := ts.MkAbs(args[0])
-	// Two files of six chunks that compress badly, the same every time.
-	for i, name := range []string{"big", "other"} {
+	// Three files of six chunks that compress badly, the same every time.
+	for i, name := range []string{"big", "other", "third"} {
 		p := make([]byte, 6*chunk.DefaultSize-1000)
 		rand.NewChaCha8([32]byte{byte(i)}).Read(p)
 		ts.Check(os.WriteFile(filepath.Join(root, name), p, 0o644))
@@ -198,7 +231,7 @@ func flip(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 }
 
-// killPID kills a process that a JSON file or an owner file names: killpid
+// killPID kills a process that a JSON file, or one with a number, names: killpid
 // SIGNAL GLOB.
 func killPID(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
@@ -215,7 +248,7 @@ func killPID(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	var doc struct{ PID int }
 	if json.Unmarshal(raw, &doc) != nil {
-		doc.PID, err = strconv.Atoi(strings.Fields(string(raw))[0])
+		doc.PID, err = strconv.Atoi(strings.TrimSpace(string(raw)))
 		ts.Check(err)
 	}
 	ts.Check(syscall.Kill(doc.PID, syscall.Signal(sig)))

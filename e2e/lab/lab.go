@@ -1,6 +1,6 @@
 // Package lab drives the built programs as a user would: it starts servers,
-// runs commands and reads their figures. The demo, the benchmark and the stories
-// share it, so that they measure one thing the same way.
+// runs commands and reads their figures. The demo and the benchmark share it, so
+// that they measure one thing the same way.
 package lab
 
 import (
@@ -192,12 +192,15 @@ func DebianImages() (first, second string, err error) {
 // PeakMemory returns the largest resident size so far of the server that owns
 // the data folder, in bytes.
 func (l *Lab) PeakMemory(data string) (int64, error) {
-	raw, err := os.ReadFile(filepath.Join(data, "run", "owner"))
+	raw, err := os.ReadFile(filepath.Join(data, "lock"))
 	if err != nil {
 		return 0, err
 	}
-	pid, _, _ := strings.Cut(string(raw), " ")
-	status, err := os.ReadFile("/proc/" + pid + "/status")
+	var holder struct{ PID int }
+	if err := json.Unmarshal(raw, &holder); err != nil {
+		return 0, err
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", holder.PID))
 	if err != nil {
 		return 0, err
 	}
@@ -207,5 +210,5 @@ func (l *Lab) PeakMemory(data string) (int64, error) {
 			return kib << 10, nil
 		}
 	}
-	return 0, fmt.Errorf("process %s has no VmHWM", pid)
+	return 0, fmt.Errorf("process %d has no VmHWM", holder.PID)
 }
