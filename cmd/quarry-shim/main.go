@@ -53,6 +53,8 @@ type options struct {
 	export    string
 	size      int64
 	dir       string
+	dataOff   int64
+	split     bool
 	readAhead int
 	deadline  time.Duration
 	logFile   string
@@ -66,6 +68,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.export, "export", "", "`name` of the export")
 	f.Int64Var(&o.size, "size", 0, "size of the export in `bytes`; another size is refused")
 	f.StringVar(&o.dir, "dir", "", "`folder` of the mount, mode 0700: the image is mounted at its root/")
+	f.Int64Var(&o.dataOff, "data-offset", 0, "where the data begins in the export, in `bytes`; 0 for none")
+	f.BoolVar(&o.split, "split", false, "attach bootstrap and data as two devices, as kernels before Linux 6.4 need")
 	f.IntVar(&o.readAhead, "read-ahead", attach.DefaultReadAhead, "read-ahead of the device in `KiB`, 0 for none")
 	f.DurationVar(&o.deadline, "deadline", attach.DefaultDeadline, "answer a read with EIO after this `time`")
 	f.StringVar(&o.logFile, "log", "", "append the log to `file` instead of stderr")
@@ -106,7 +110,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if readAhead == 0 {
 		readAhead = -1 // Config's word for none
 	}
-	a, err := attach.Attach(startCtx, attach.Config{Dir: o.dir, Source: link, ReadAhead: readAhead, Deadline: o.deadline, Log: log})
+	a, err := attach.Attach(startCtx, attach.Config{
+		Dir: o.dir, Source: link, DataOff: o.dataOff, Split: o.split, ReadAhead: readAhead, Deadline: o.deadline, Log: log,
+	})
 	if err != nil {
 		return err
 	}

@@ -48,6 +48,12 @@ type Config struct {
 	Dir string
 	// Source is read until Detach has returned.
 	Source Source
+	// DataOff is where the data that the bootstrap's device table speaks of begins
+	// in Source, a multiple of 4096; 0 when there is none. Kernels before Linux
+	// 6.4 do not look for it there and get it as a device of its own.
+	DataOff int64
+	// Split gives every kernel two devices.
+	Split bool
 	// ReadAhead is the device's read-ahead in KiB; 0 means DefaultReadAhead,
 	// less than 0 none.
 	ReadAhead int
@@ -82,9 +88,12 @@ type binding struct {
 	release func(ctx context.Context) error // undoes the binding; the file system on it is unmounted
 }
 
-// A binder binds cfg.Source to a block device and calls mount with it while it
-// is sure to stay bound. It undoes its work when mount fails.
-type binder func(ctx context.Context, cfg Config, dir folder, mount func(device string) error) (*binding, error)
+// A binder binds cfg.Source to a block device and calls mount with it and the
+// mount options it needs while it is sure to stay bound. It undoes its work when
+// mount fails.
+type binder func(ctx context.Context, cfg Config, dir folder, mount mountFunc) (*binding, error)
+
+type mountFunc func(device, options string) error
 
 // Attach sweeps what a killed process left in cfg.Dir, binds the source to a
 // block device and mounts it at Root, read-only, nosuid, nodev. When ctx ends
@@ -96,6 +105,9 @@ func Attach(ctx context.Context, cfg Config) (*Attachment, error) {
 func attachWith(ctx context.Context, cfg Config, bind binder) (*Attachment, error) {
 	if size := cfg.Source.Size(); size <= 0 || size%loopBlockSize != 0 {
 		return nil, fmt.Errorf("attach: device of %d bytes, want a multiple of %d", size, loopBlockSize)
+	}
+	if cfg.DataOff < 0 || cfg.DataOff >= cfg.Source.Size() || cfg.DataOff%loopBlockSize != 0 {
+		return nil, fmt.Errorf("attach: data at %d of %d bytes, want a multiple of %d below", cfg.DataOff, cfg.Source.Size(), loopBlockSize)
 	}
 	switch {
 	case cfg.ReadAhead == 0:
@@ -113,8 +125,8 @@ func attachWith(ctx context.Context, cfg Config, bind binder) (*Attachment, erro
 	if err != nil {
 		return nil, fmt.Errorf("attach at %s: %w", cfg.Dir, err)
 	}
-	b, err := bind(ctx, cfg, dir, func(device string) error {
-		if err := unix.Mount(device, dir.root(), "erofs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+	b, err := bind(ctx, cfg, dir, func(device, options string) error {
+		if err := unix.Mount(device, dir.root(), "erofs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 			return fmt.Errorf("mount erofs of %s at %s: %w", device, dir.root(), err)
 		}
 		return nil
@@ -212,46 +224,4 @@ func (a *Attachment) Detach(ctx context.Context) error {
 // finish removes what prepare made and lets the folder go.
 func finish(ctx context.Context, dir folder, lock *os.File) error {
 	return errors.Join(sweep(ctx, dir), lock.Close())
-}
-
-// bindFUSE is the binder that works on every kernel: a loop device on a file
-// that this process serves by FUSE.
-func bindFUSE(ctx context.Context, cfg Config, dir folder, mount func(string) error) (*binding, error) {
-	srv, err := startFUSE(ctx, dir.fuse(), cfg)
-	if err != nil {
-		return nil, err
-	}
-	// The calls below wait for reads of the source; when ctx ends, they fail.
-	stop := context.AfterFunc(ctx, srv.cancel)
-	var n int
-	err = isolated(func() error {
-		var fd int
-		var err error
-		if n, fd, err = bindLoop(dir.image()); err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		if err := tuneLoop(n, cfg.ReadAhead); err != nil {
-			return err
-		}
-		return mount(loopPath(n))
-	})
-	release := func(ctx context.Context) error {
-		loopCtx, cancel := context.WithTimeout(ctx, releaseGrace)
-		defer cancel()
-		err := errors.Join(freeLoops(loopCtx, dir.image()), unmountAll(ctx, dir.fuse()))
-		srv.stop()
-		return err
-	}
-	if !stop() && err == nil {
-		err = errors.Join(ctx.Err(), unmountAll(ctx, dir.root()))
-	}
-	if err != nil {
-		return nil, errors.Join(err, release(context.WithoutCancel(ctx)))
-	}
-	return &binding{
-		device:  loopPath(n),
-		bound:   func() bool { return loopBound(n, dir.image()) },
-		release: release,
-	}, nil
 }

@@ -22,9 +22,10 @@ const (
 // loopPath returns the device file of loop device n.
 func loopPath(n int) string { return "/dev/loop" + strconv.Itoa(n) }
 
-// bindLoop binds a free loop device to the image file. It goes free when its
-// last user, the caller's descriptor fd included, is gone. Called in isolation.
-func bindLoop(image string) (n, fd int, err error) {
+// bindLoop binds a free loop device to the image file from off on. It goes free
+// when its last user, the caller's descriptor fd included, is gone. Called in
+// isolation.
+func bindLoop(image string, off int64, readAheadKiB int) (n, fd int, err error) {
 	img, err := unix.Open(image, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, -1, fmt.Errorf("open %s: %w", image, err)
@@ -40,20 +41,28 @@ func bindLoop(image string) (n, fd int, err error) {
 		if err != nil {
 			return 0, -1, fmt.Errorf("find a free loop device: %w", err)
 		}
-		fd, err = configureLoop(n, img)
-		if !errors.Is(err, unix.EBUSY) {
-			return n, fd, err
+		fd, err = configureLoop(n, img, off)
+		if errors.Is(err, unix.EBUSY) {
+			continue
 		}
+		if err == nil {
+			err = tuneLoop(n, readAheadKiB)
+		}
+		if err != nil && fd >= 0 {
+			unix.Close(fd)
+		}
+		return n, fd, err
 	}
 	return 0, -1, fmt.Errorf("no loop device could be had in %d tries: %w", maxLoopTries, err)
 }
 
-func configureLoop(n, img int) (int, error) {
+func configureLoop(n, img int, off int64) (int, error) {
 	fd, err := unix.Open(loopPath(n), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("open loop device: %w", err)
 	}
 	cfg := &unix.LoopConfig{Fd: uint32(img), Size: loopBlockSize}
+	cfg.Info.Offset = uint64(off)
 	cfg.Info.Flags = unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO
 	if err := unix.IoctlLoopConfigure(fd, cfg); err != nil {
 		unix.Close(fd)

@@ -21,8 +21,13 @@ import (
 )
 
 // TestKernelMountsTheDevice goes the whole way of a read: EROFS, loop device,
-// FUSE, NBD, chunks.
+// FUSE, NBD, chunks; with one device, and with two as older kernels need it.
 func TestKernelMountsTheDevice(t *testing.T) {
+	t.Run("one device", func(t *testing.T) { mountAndRead(t, false) })
+	t.Run("two devices", func(t *testing.T) { mountAndRead(t, true) })
+}
+
+func mountAndRead(t *testing.T, split bool) {
 	need.Root(t)
 	m := makeImage(t, 60)
 	bad := m.img.Blob.Chunks[20].Digest
@@ -52,7 +57,7 @@ func TestKernelMountsTheDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	a, err := attach.Attach(ctx, attach.Config{Dir: filepath.Join(dir, "m"), Source: c, ReadAhead: -1})
+	a, err := attach.Attach(ctx, attach.Config{Dir: filepath.Join(dir, "m"), Source: c, DataOff: m.img.Blob.MappedOff, Split: split, ReadAhead: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
