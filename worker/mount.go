@@ -145,6 +145,9 @@ func (w *Worker) start(ctx context.Context, im *Image, dir string) error {
 	args := []string{w.ShimPath, "--socket", w.Dir.ReaderSocket(), "--export", im.ID.Hex(),
 		"--size", strconv.FormatInt(im.RAFS.DeviceSize(), 10), "--dir", dir, "--log", filepath.Join(dir, "shim.log"),
 		"--read-ahead", strconv.Itoa(w.ReadAheadKiB)}
+	if b := im.RAFS.Blob; b != nil {
+		args = append(args, "--data-offset", strconv.FormatInt(b.MappedOff, 10))
+	}
 	if err := runShim(ctx, args, filepath.Join(dir, "shim.log")); err != nil {
 		return errors.Join(err, attach.Sweep(context.WithoutCancel(ctx), dir))
 	}

@@ -35,7 +35,7 @@ func runDoctor(ctx context.Context, stdout io.Writer) error {
 		look      func(context.Context) (string, error)
 	}{
 		{"root rights", "run as root", lookRoot},
-		{"kernel", "boot Linux 6.4 or newer: older ones cannot mount an image's one device", lookKernel},
+		{"kernel", "boot Linux 5.16 or newer: older ones do not know EROFS images of several devices", lookKernel},
 		{"kernel EROFS", "modprobe erofs", lookFilesystem("erofs")},
 		{"FUSE", "modprobe fuse", lookFile("/dev/fuse")},
 		{"loop devices", "modprobe loop", lookFile("/dev/loop-control")},
@@ -74,7 +74,7 @@ func lookKernel(context.Context) (string, error) {
 	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n != 2 {
 		return "", fmt.Errorf("release %q has no version", release)
 	}
-	if major < 6 || major == 6 && minor < 4 {
+	if major < 5 || major == 5 && minor < 16 {
 		return "", fmt.Errorf("kernel %s is too old", release)
 	}
 	return "Linux " + release, nil
