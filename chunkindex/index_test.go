@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -395,15 +396,15 @@ func TestReadErrorsSurface(t *testing.T) {
 	insert(t, x, digest(-1), es)
 	x.Close()
 	open(t, mem).Close()
-	broken := false
+	var broken atomic.Bool // Pebble reads in goroutines of its own
 	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if broken && op.Kind == errorfs.OpFileReadAt {
+		if broken.Load() && op.Kind == errorfs.OpFileReadAt {
 			return errorfs.ErrInjected
 		}
 		return nil
 	}))
 	x = open(t, fs)
-	broken = true
+	broken.Store(true)
 	failures := 0
 	for _, e := range es[:100] {
 		_, found, err := x.LookupBatch(t.Context(), []chunk.Digest{e.Digest})
@@ -417,7 +418,7 @@ func TestReadErrorsSurface(t *testing.T) {
 	if failures == 0 {
 		t.Error("no read failed: this tests nothing")
 	}
-	broken = false
+	broken.Store(false)
 }
 
 func BenchmarkLookupBatch(b *testing.B) {
