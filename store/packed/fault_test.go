@@ -3,6 +3,7 @@ package packed_test
 import (
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
@@ -73,23 +74,25 @@ func TestEveryFaultOfTheIndexDisk(t *testing.T) {
 	for k := int32(0); ; k++ {
 		d := newDisk()
 		nth := errorfs.OnIndex(k)
-		armed, hit := false, false
+		var armed, hit atomic.Bool // Pebble writes in goroutines of its own
 		fs := errorfs.Wrap(d.fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
-			if !armed || op.Kind.ReadOrWrite() != errorfs.OpIsWrite {
+			if !armed.Load() || op.Kind.ReadOrWrite() != errorfs.OpIsWrite {
 				return nil
 			}
 			err := nth.MaybeError(op)
-			hit = hit || err != nil
+			if err != nil {
+				hit.Store(true)
+			}
 			return err
 		}))
 		o, err := d.tryOpen(t, d.bucket, d.bucket, fs, packSize(20_000))
 		if err != nil {
 			t.Fatal(err)
 		}
-		armed = true
+		armed.Store(true)
 		err = putAll(t.Context(), o, ps)
-		armed = false
-		if !hit {
+		armed.Store(false)
+		if !hit.Load() {
 			break
 		}
 		faults++
