@@ -67,7 +67,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.socket, "socket", "", "unix `socket` of the reader")
 	f.StringVar(&o.export, "export", "", "`name` of the export")
 	f.Int64Var(&o.size, "size", 0, "size of the export in `bytes`; another size is refused")
-	f.StringVar(&o.dir, "dir", "", "`folder` of the mount, mode 0700: the image is mounted at its root/")
+	f.StringVar(&o.dir, "dir", "", "`folder` of the mount, existing, mode 0700: the image is mounted at its root/")
 	f.Int64Var(&o.dataOff, "data-offset", 0, "where the data begins in the export, in `bytes`; 0 for none")
 	f.BoolVar(&o.split, "split", false, "attach bootstrap and data as two devices, as kernels before Linux 6.4 need")
 	f.IntVar(&o.readAhead, "read-ahead", attach.DefaultReadAhead, "read-ahead of the device in `KiB`, 0 for none")
@@ -93,6 +93,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
+	// First of all: who wants this process gone finds it by the lock. Whoever made
+	// the folder may have removed it again; then there is nothing to do.
+	lock, err := attach.TakeLock(ctx, o.dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
 	log, closeLog, err := openLog(o.logFile, stderr)
 	if err != nil {
 		return err
@@ -111,7 +118,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		readAhead = -1 // Config's word for none
 	}
 	a, err := attach.Attach(startCtx, attach.Config{
-		Dir: o.dir, Source: link, DataOff: o.dataOff, Split: o.split, ReadAhead: readAhead, Deadline: o.deadline, Log: log,
+		Dir: o.dir, Lock: lock, Source: link, DataOff: o.dataOff, Split: o.split, ReadAhead: readAhead, Deadline: o.deadline, Log: log,
 	})
 	if err != nil {
 		return err
@@ -135,7 +142,7 @@ func serve(ctx context.Context, o options, a *attach.Attachment, log *slog.Logge
 		PID: os.Getpid(), Start: start, Phase: attach.PhaseMounted,
 		Socket: o.socket, Export: o.export, Size: o.size, Device: a.Device(), Root: a.Root(),
 	}
-	if err := state.Write(o.dir); err != nil {
+	if err := a.WriteState(state); err != nil {
 		return err
 	}
 	log.InfoContext(ctx, "image mounted", "export", o.export, "device", a.Device(), "root", a.Root())
@@ -144,10 +151,10 @@ func serve(ctx context.Context, o options, a *attach.Attachment, log *slog.Logge
 	case <-ctx.Done():
 		log.InfoContext(ctx, "stopping", "reason", "SIGTERM")
 	case <-a.Gone():
-		log.InfoContext(ctx, "stopping", "reason", "unmounted")
+		log.InfoContext(ctx, "stopping", "reason", "unmounted or removed")
 	}
 	state.Phase = attach.PhaseStopping
-	return state.Write(o.dir)
+	return a.WriteState(state)
 }
 
 func openLog(path string, stderr io.Writer) (*slog.Logger, func(), error) {

@@ -130,6 +130,9 @@ func newRig(t *testing.T) *rig {
 	base := t.TempDir()
 	r.image, r.socket = filepath.Join(base, "image"), filepath.Join(base, "s")
 	r.stall, r.dir = filepath.Join(base, "stall"), filepath.Join(base, "m")
+	if err := os.Mkdir(r.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	r.makeImage(filepath.Join(base, "tree"))
 	r.startReader(r.image)
 	t.Cleanup(r.cleanup)

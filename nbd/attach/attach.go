@@ -46,6 +46,9 @@ type Config struct {
 	// Dir is the folder that holds the attachment, made with mode 0700 when it
 	// is not there. Attach owns fuse, root and lock in it.
 	Dir string
+	// Lock is the folder's, when it was taken before; Dir is not read then. It is
+	// Attach's from now on, also when Attach fails.
+	Lock *Lock
 	// Source is read until Detach has returned.
 	Source Source
 	// DataOff is where the data that the bootstrap's device table speaks of begins
@@ -65,8 +68,7 @@ type Config struct {
 
 // Attachment is a mounted export.
 type Attachment struct {
-	dir     folder
-	lock    *os.File
+	lock    *Lock
 	binding *binding
 	gone    chan struct{}
 	stop    context.CancelFunc // ends watch
@@ -83,9 +85,11 @@ func (f folder) lock() string  { return filepath.Join(string(f), "lock") }
 
 // binding is an export bound to a block device.
 type binding struct {
-	device  string                          // such as /dev/loop0
-	bound   func() bool                     // false once the kernel has let go of it
-	release func(ctx context.Context) error // undoes the binding; the file system on it is unmounted
+	device    string                          // such as /dev/loop0
+	failReads func()                          // ends the reads under way and all later ones with EIO
+	bound     func() bool                     // false once the kernel has let go of it
+	release   func(ctx context.Context) error // undoes the binding; the file system on it is unmounted
+	abandon   func()                          // instead of release: ends the service and touches no path
 }
 
 // A binder binds cfg.Source to a block device and calls mount with it and the
@@ -99,7 +103,11 @@ type mountFunc func(device, options string) error
 // block device and mounts it at Root, read-only, nosuid, nodev. When ctx ends
 // first, or anything fails, nothing is left. Errors: ErrInUse.
 func Attach(ctx context.Context, cfg Config) (*Attachment, error) {
-	return attachWith(ctx, cfg, bindFUSE)
+	a, err := attachWith(ctx, cfg, bindFUSE)
+	if err != nil && cfg.Lock != nil {
+		cfg.Lock.Release()
+	}
+	return a, err
 }
 
 func attachWith(ctx context.Context, cfg Config, bind binder) (*Attachment, error) {
@@ -121,10 +129,11 @@ func attachWith(ctx context.Context, cfg Config, bind binder) (*Attachment, erro
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	dir, lock, err := prepare(ctx, cfg.Dir)
+	lock, err := prepare(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("attach at %s: %w", cfg.Dir, err)
 	}
+	dir := lock.dir
 	b, err := bind(ctx, cfg, dir, func(device, options string) error {
 		if err := unix.Mount(device, dir.root(), "erofs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 			return fmt.Errorf("mount erofs of %s at %s: %w", device, dir.root(), err)
@@ -132,47 +141,55 @@ func attachWith(ctx context.Context, cfg Config, bind binder) (*Attachment, erro
 		return nil
 	})
 	if err != nil {
-		err = fmt.Errorf("attach at %s: %w", cfg.Dir, err)
+		err = fmt.Errorf("attach at %s: %w", dir, err)
 		// The caller's ctx may be what ended it.
-		return nil, errors.Join(err, finish(context.WithoutCancel(ctx), dir, lock))
+		ctx = context.WithoutCancel(ctx)
+		if lost := lock.regain(ctx); lost != nil {
+			return nil, errors.Join(err, lost, lock.Release())
+		}
+		return nil, errors.Join(err, finish(ctx, lock))
 	}
-	return watched(ctx, dir, lock, b), nil
+	a := watched(ctx, lock, b)
+	if !lock.ours() {
+		return nil, errors.Join(fmt.Errorf("attach at %s: the folder was removed", dir), a.Detach(context.WithoutCancel(ctx)))
+	}
+	return a, nil
 }
 
 // prepare makes the folder, takes its lock and clears it of leftovers.
-func prepare(ctx context.Context, path string) (folder, *os.File, error) {
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return "", nil, err
+func prepare(ctx context.Context, cfg Config) (_ *Lock, err error) {
+	lock := cfg.Lock
+	if lock == nil {
+		if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+			return nil, err
+		}
+		if lock, err = TakeLock(ctx, cfg.Dir); err != nil {
+			return nil, err
+		}
 	}
-	// Mount tables and loop devices speak of real paths.
-	path, err := filepath.Abs(path)
+	defer func() {
+		if err != nil {
+			lock.Release()
+		}
+	}()
+	dir := lock.dir
+	info, err := os.Stat(string(dir))
 	if err != nil {
-		return "", nil, err
-	}
-	if path, err = filepath.EvalSymlinks(path); err != nil {
-		return "", nil, err
-	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return "", nil, fmt.Errorf("folder %s has mode %#o, others must be shut out: chmod 700", path, mode)
+		return nil, fmt.Errorf("folder %s has mode %#o, others must be shut out: chmod 700", dir, mode)
 	}
-	dir := folder(path)
-	lock, err := lockFolder(dir)
-	if err != nil {
-		return "", nil, err
+	if !lock.ours() {
+		return nil, fmt.Errorf("folder %s was removed", dir)
 	}
 	if err := sweep(ctx, dir); err != nil {
-		lock.Close()
-		return "", nil, err
+		return nil, err
 	}
 	if err := errors.Join(makeDir(dir.fuse()), makeDir(dir.root())); err != nil {
-		lock.Close()
-		return "", nil, err
+		return nil, err
 	}
-	return dir, lock, nil
+	return lock, nil
 }
 
 // makeDir makes a folder, private to root, unless it is there.
@@ -184,11 +201,11 @@ func makeDir(path string) error {
 	return err
 }
 
-func watched(ctx context.Context, dir folder, lock *os.File, b *binding) *Attachment {
+func watched(ctx context.Context, lock *Lock, b *binding) *Attachment {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	a := &Attachment{dir: dir, lock: lock, binding: b, gone: make(chan struct{}), stop: stop}
+	a := &Attachment{lock: lock, binding: b, gone: make(chan struct{}), stop: stop}
 	a.watch.Go(func() {
-		for a.binding.bound() {
+		for a.binding.bound() && a.lock.ours() {
 			if sleep(ctx, watchInterval) != nil {
 				return
 			}
@@ -199,13 +216,22 @@ func watched(ctx context.Context, dir folder, lock *os.File, b *binding) *Attach
 }
 
 // Root is where the file system is mounted.
-func (a *Attachment) Root() string { return a.dir.root() }
+func (a *Attachment) Root() string { return a.lock.dir.root() }
 
 // Device is the block device's path.
 func (a *Attachment) Device() string { return a.binding.device }
 
+// WriteState writes the record into the folder while that is this attachment's.
+func (a *Attachment) WriteState(s State) error {
+	if !a.lock.ours() {
+		return nil // nobody looks for this attachment there
+	}
+	return s.Write(string(a.lock.dir))
+}
+
 // Gone is closed when somebody else has unmounted the file system everywhere:
-// at Root and in every mount namespace that had a copy. Detach is still due.
+// at Root and in every mount namespace that had a copy; or has removed the
+// folder's lock. Detach is still due.
 func (a *Attachment) Gone() <-chan struct{} { return a.gone }
 
 // Detach unmounts and releases everything, at the latest when ctx ends. While
@@ -214,14 +240,25 @@ func (a *Attachment) Gone() <-chan struct{} { return a.gone }
 func (a *Attachment) Detach(ctx context.Context) error {
 	a.stop()
 	a.watch.Wait()
+	if err := a.lock.regain(ctx); err != nil {
+		// What is in the folder by now was attached by another, who swept this.
+		a.binding.abandon()
+		return errors.Join(err, a.lock.Release())
+	}
 	return errors.Join(
-		unmountAll(ctx, a.dir.root()),
+		unmountAll(ctx, a.Root(), busyGrace, a.binding.failReads),
 		a.binding.release(ctx),
-		finish(ctx, a.dir, a.lock),
+		finish(ctx, a.lock),
 	)
 }
 
-// finish removes what prepare made and lets the folder go.
-func finish(ctx context.Context, dir folder, lock *os.File) error {
-	return errors.Join(sweep(ctx, dir), lock.Close())
+// finish removes what prepare made and lets the folder go. A folder that lost
+// its lock file was being removed, so that is done as far as it can be.
+func finish(ctx context.Context, lock *Lock) error {
+	err := sweep(ctx, lock.dir)
+	if lock.regained {
+		err = errors.Join(err, removeFile(lock.dir.lock()))
+		unix.Rmdir(string(lock.dir))
+	}
+	return errors.Join(err, lock.Release())
 }

@@ -25,20 +25,22 @@ func bindFUSE(ctx context.Context, cfg Config, dir folder, mount mountFunc) (*bi
 	release := func(ctx context.Context) error {
 		loopCtx, cancel := context.WithTimeout(ctx, releaseGrace)
 		defer cancel()
-		err := errors.Join(freeLoops(loopCtx, dir.image()), unmountAll(ctx, dir.fuse()))
+		err := errors.Join(freeLoops(loopCtx, dir.image()), unmountAll(ctx, dir.fuse(), busyGrace, nil))
 		srv.stop()
 		return err
 	}
 	if !stop() && err == nil {
-		err = errors.Join(ctx.Err(), unmountAll(ctx, dir.root()))
+		err = errors.Join(ctx.Err(), unmountAll(ctx, dir.root(), busyGrace, nil))
 	}
 	if err != nil {
 		return nil, errors.Join(err, release(context.WithoutCancel(ctx)))
 	}
 	return &binding{
-		device:  loopPath(n),
-		bound:   func() bool { return loopBound(n, dir.image()) },
-		release: release,
+		device:    loopPath(n),
+		bound:     func() bool { return loopBound(n, dir.image()) },
+		release:   release,
+		failReads: srv.cancel,
+		abandon:   srv.stop,
 	}, nil
 }
 

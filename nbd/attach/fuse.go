@@ -56,7 +56,7 @@ func startFUSE(ctx context.Context, dir string, cfg Config) (*fuseServer, error)
 		err = ctx.Err()
 	}
 	if err != nil {
-		unmountAll(ctx, dir)
+		unmountAll(ctx, dir, busyGrace, nil)
 		s.stop()
 		return nil, fmt.Errorf("start fuse at %s: %w", dir, err)
 	}

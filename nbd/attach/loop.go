@@ -138,8 +138,12 @@ func boundLoops(image string) ([]int, error) {
 	return ns, nil
 }
 
+// errLoopUsed says that a loop device waits for its last user.
+var errLoopUsed = errors.New("is still used")
+
 // freeLoops waits until no loop device is bound to the image file. Those still
-// bound are told to let go, which they do when their last user is gone.
+// bound are told to let go, which they do when their last user is gone. Errors:
+// errLoopUsed.
 func freeLoops(ctx context.Context, image string) error {
 	for {
 		ns, err := boundLoops(image)
@@ -152,7 +156,7 @@ func freeLoops(ctx context.Context, image string) error {
 			}
 		}
 		if err := sleep(ctx, 10*time.Millisecond); err != nil {
-			return fmt.Errorf("%s is still used: %w", loopPath(ns[0]), err)
+			return fmt.Errorf("%s %w: %w", loopPath(ns[0]), errLoopUsed, err)
 		}
 	}
 }

@@ -18,6 +18,9 @@ import (
 // detached lazily: long enough for a program that is just closing files.
 const busyGrace = 2 * time.Second
 
+// stuckAfter is how long one unmount may take.
+const stuckAfter = time.Second
+
 // mounted returns how many file systems are mounted on path, one over another.
 func mounted(path string) (int, error) {
 	f, err := os.Open("/proc/self/mountinfo")
@@ -59,9 +62,13 @@ func unescape(s string) string {
 }
 
 // unmountAll unmounts whatever is mounted on path; nothing is fine too. What
-// stays busy is detached: it vanishes from path and lives on for its users.
-func unmountAll(ctx context.Context, path string) error {
-	lazyAt := time.Now().Add(busyGrace)
+// stays busy for so long is detached: it vanishes from path and lives on for its
+// users.
+//
+// An unmount of the last user waits for the reads under way; when it does so for
+// long, stuck, if not nil, is called to fail them: nobody is left to want them.
+func unmountAll(ctx context.Context, path string, grace time.Duration, stuck func()) error {
+	lazyAt := time.Now().Add(grace)
 	for {
 		n, err := mounted(path)
 		if err != nil || n == 0 {
@@ -71,7 +78,7 @@ func unmountAll(ctx context.Context, path string) error {
 		if time.Now().After(lazyAt) || ctx.Err() != nil {
 			flags |= unix.MNT_DETACH
 		}
-		err = isolated(func() error { return unix.Unmount(path, flags) })
+		err = unmount(path, flags, stuck)
 		switch {
 		case errors.Is(err, unix.EBUSY) && flags&unix.MNT_DETACH == 0:
 			sleep(ctx, 20*time.Millisecond)
@@ -79,4 +86,12 @@ func unmountAll(ctx context.Context, path string) error {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}
 	}
+}
+
+func unmount(path string, flags int, stuck func()) error {
+	if stuck != nil {
+		t := time.AfterFunc(stuckAfter, stuck)
+		defer t.Stop()
+	}
+	return isolated(func() error { return unix.Unmount(path, flags) })
 }

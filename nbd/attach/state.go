@@ -10,8 +10,12 @@ import (
 	"strings"
 )
 
-// stateFile is the name of the state record in the folder of an attachment.
-const stateFile = "shim.json"
+// stateFile is the name of the state record in the folder of an attachment, and
+// tmpSuffix follows it while the record is written.
+const (
+	stateFile = "shim.json"
+	tmpSuffix = ".tmp"
+)
 
 // maxState bounds the record when it is read.
 const maxState = 64 << 10
@@ -26,7 +30,8 @@ const (
 )
 
 // State is what a shim writes about itself, once its image is mounted, for the
-// processes that manage mounts; Detach and Sweep remove it. PID and Start together name a process: numbers are used again.
+// processes that manage mounts; Detach and Sweep remove it. PID and Start
+// together name a process: numbers are used again.
 type State struct {
 	Version int    `json:"version"` // 1
 	PID     int    `json:"pid"`
@@ -37,6 +42,8 @@ type State struct {
 	Size    int64  `json:"size"`
 	Device  string `json:"device"`
 	Root    string `json:"root"`
+
+	dir string // where it was read
 }
 
 // Write puts s into the folder as a whole: a reader sees the old or the new
@@ -48,7 +55,7 @@ func (s State) Write(dir string) error {
 		return err
 	}
 	path := filepath.Join(dir, stateFile)
-	tmp := path + ".tmp"
+	tmp := path + tmpSuffix
 	if err := os.WriteFile(tmp, append(b, '\n'), 0o600); err != nil {
 		return err
 	}
@@ -77,13 +84,27 @@ func ReadState(dir string) (State, error) {
 	if s.Version != 1 {
 		return State{}, fmt.Errorf("read %s: version %d, this program knows 1", path, s.Version)
 	}
+	s.dir = dir
 	return s, nil
 }
 
-// Alive reports whether the process that wrote s still runs.
+// Alive reports whether the process that wrote s, which ReadState returned,
+// still holds the lock of the folder: it serves then, or is about to end.
 func (s State) Alive() bool {
-	start, err := ProcessStart(s.PID)
-	return err == nil && start == s.Start
+	if s.dir == "" {
+		return false
+	}
+	dir, p := folder(s.dir), process{s.PID, s.Start}
+	if p.holds(dir.lock()) {
+		return true
+	}
+	// In another PID namespace its number means nothing here. Only who has the
+	// lock writes the record, and empties it first.
+	if !dir.locked() {
+		return false
+	}
+	got, err := dir.record()
+	return err == nil && got == p
 }
 
 // ProcessStart returns when a process began, in clock ticks since boot. A

@@ -6,30 +6,32 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// ErrInUse says that a live process serves the folder's attachment.
-var ErrInUse = errors.New("attachment is in use")
+// sweepGrace is how long each of a sweep's three steps waits for users to go.
+// They get nothing but EIO: it is for those that just close files.
+const sweepGrace = 150 * time.Millisecond
 
 // Sweep unmounts and frees what a killed process left in the folder of an
 // attachment, in whatever state; a folder without leftovers, or none at all, is
-// fine. Errors: ErrInUse when the process lives.
+// fine. A mount of the file system elsewhere is its owner's: reads of it get
+// EIO, and the loop device goes free with it. Errors: ErrInUse when the process
+// lives.
 func Sweep(ctx context.Context, path string) error {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return err
-	}
-	path, err = filepath.EvalSymlinks(path)
+	dir, err := realFolder(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	dir := folder(path)
-	lock, err := lockFolder(dir)
+	lock, err := lockFolder(ctx, dir)
+	if errors.Is(err, os.ErrNotExist) { // removed meanwhile
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("sweep %s: %w", path, err)
 	}
@@ -40,37 +42,46 @@ func Sweep(ctx context.Context, path string) error {
 	return nil
 }
 
-// lockFolder takes the lock that an attachment's process holds while it lives.
-// The kernel drops it with the process, so there are no stale locks.
-func lockFolder(dir folder) (*os.File, error) {
-	f, err := os.OpenFile(dir.lock(), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err != nil {
-		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, ErrInUse
-		}
-		return nil, fmt.Errorf("lock %s: %w", dir.lock(), err)
-	}
-	return f, nil
-}
-
-// sweep undoes an attachment from the outside in: what is mounted on the
-// device, the device, the file under it, the folders, the record. Each step is tried.
+// sweep undoes an attachment that nobody serves from the outside in: what is
+// mounted on the device, the device, the file under it, the folders, the record.
+// Each step is tried.
 func sweep(ctx context.Context, dir folder) error {
-	freeCtx, cancel := context.WithTimeout(ctx, releaseGrace)
+	loopCtx, cancel := context.WithTimeout(ctx, 2*sweepGrace)
 	defer cancel()
+	state := filepath.Join(string(dir), stateFile)
 	return errors.Join(
-		unmountAll(ctx, dir.root()),
-		freeLoops(freeCtx, dir.image()),
-		unmountAll(ctx, dir.fuse()),
+		abortFUSE(dir.fuse()),
+		unmountAll(ctx, dir.root(), sweepGrace, nil),
+		ignoreUsed(freeLoops(loopCtx, dir.image())),
+		unmountAll(ctx, dir.fuse(), sweepGrace, nil),
 		removeDir(dir.root()),
 		removeDir(dir.fuse()),
-		removeFile(filepath.Join(string(dir), stateFile)),
+		removeFile(state),
+		removeFile(state+tmpSuffix),
 	)
+}
+
+// abortFUSE makes every request to the file system fail, so that no step of a
+// sweep can wait for one: some thread may still keep /dev/fuse open.
+func abortFUSE(path string) error {
+	n, err := mounted(path)
+	if err != nil || n == 0 {
+		return err
+	}
+	err = isolated(func() error { return unix.Unmount(path, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW) })
+	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("abort %s: %w", path, err)
+	}
+	return nil
+}
+
+// ignoreUsed forgives a loop device that others still use: it is told to go free
+// with its last user.
+func ignoreUsed(err error) error {
+	if errors.Is(err, errLoopUsed) {
+		return nil
+	}
+	return err
 }
 
 // removeDir removes an empty folder, and nothing else in case of doubt.
