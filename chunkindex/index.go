@@ -15,7 +15,6 @@ import (
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"quarry/store/chunk"
@@ -64,67 +63,14 @@ type Record struct {
 
 // Index is a chunk index. All methods are safe for concurrent use.
 type Index struct {
-	db  *pebble.DB
-	log *slog.Logger
+	db   *pebble.DB
+	fs   vfs.FS
+	dir  string
+	lock *pebble.Lock // of the folder
 
 	mu       sync.RWMutex // guards what follows; held for writing by every change of the database
 	packs    packTable
 	unusable error // closed, or a failed commit: Pebble takes no further one
-}
-
-// Open opens the index in a folder and locks it against other processes.
-func Open(cfg Config) (*Index, error) {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.FS == nil {
-		cfg.FS = vfs.Default
-	}
-	if cfg.CacheSize == 0 {
-		cfg.CacheSize = DefaultCacheSize
-	}
-	x := &Index{log: cfg.Log}
-	err := x.guard(func() (err error) {
-		x.db, err = pebble.Open(cfg.Dir, options(cfg))
-		return err
-	})
-	if err != nil {
-		return nil, openError(cfg.Dir, err)
-	}
-	if err := x.load(); err != nil {
-		return nil, errors.Join(openError(cfg.Dir, err), x.db.Close())
-	}
-	return x, nil
-}
-
-func openError(dir string, err error) error {
-	return fmt.Errorf("open chunk index %s: %w (unless another process holds it: it is derived data, remove the folder and start again)", dir, err)
-}
-
-func options(cfg Config) *pebble.Options {
-	o := &pebble.Options{
-		FS:                 cfg.FS,
-		CacheSize:          cfg.CacheSize,
-		MemTableSize:       memTableSize,
-		FormatMajorVersion: formatVersion,
-		// One compaction at a time: conversion needs the processors.
-		CompactionConcurrencyRange: func() (int, int) { return 1, 1 },
-		Logger:                     logger{cfg.Log},
-		EventListener: &pebble.EventListener{
-			BackgroundError: func(err error) { cfg.Log.Error("chunk index background work failed", "error", err) },
-			// Pebble's default ends the process. Here the read that met the
-			// damage returns the error.
-			DataCorruption: func(info pebble.DataCorruptionInfo) {
-				cfg.Log.Error("chunk index file is damaged", "path", info.Path, "error", info.Details)
-			},
-		},
-	}
-	for i := range o.Levels {
-		// Most look-ups of new content miss; the filter answers them without
-		// reading a block. 10 bits a key: 1 % false positives.
-		o.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
-	}
-	return o
 }
 
 // load checks the version and reads the pack table.
@@ -143,7 +89,7 @@ func (x *Index) load() error {
 			return err
 		}
 		if got != version {
-			return fmt.Errorf("index version %q, this program reads %q", got, version)
+			return fmt.Errorf("%w %q, this program reads %q", errVersion, got, version)
 		}
 	}
 	x.packs, err = loadPackTable(x.db)
@@ -160,7 +106,7 @@ func (x *Index) Close() error {
 		return nil
 	}
 	x.unusable = errors.New("chunk index is closed")
-	return x.db.Close()
+	return errors.Join(x.db.Close(), x.lock.Close())
 }
 
 // LookupBatch returns for each digest its Location and whether there is one.
@@ -297,8 +243,11 @@ func (x *Index) change(ctx context.Context, fill func(*pebble.Batch) error, done
 	if b.Empty() {
 		return b.Close()
 	}
-	if err := x.guard(func() error { return b.Commit(pebble.Sync) }); err != nil {
-		x.unusable = fmt.Errorf("chunk index takes no more changes after a failed write, restart to recover it: %w", err)
+	if err := room(x.fs, x.dir, commitRoom); err != nil {
+		return errors.Join(err, b.Close())
+	}
+	if err := guard(func() error { return b.Commit(pebble.Sync) }); err != nil {
+		x.unusable = fmt.Errorf("chunk index takes no more changes after a failed write, restart to recover it: %w", explain(err))
 		return x.unusable
 	}
 	if done != nil {
@@ -314,22 +263,6 @@ func (x *Index) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// guard turns what Pebble calls fatal during f, a write that failed, into an
-// error. It can not do so for Pebble's own goroutines: there it ends the
-// process, and the next start recovers.
-func (x *Index) guard(f func() error) (err error) {
-	defer func() {
-		switch v := recover().(type) {
-		case nil:
-		case fatalError:
-			err = v
-		default:
-			panic(v)
-		}
-	}()
-	return f()
-}
-
 // DropPack removes every chunk that is in that pack and the mark that the pack
 // was applied, and returns how many chunks it were. It reads the whole index.
 func (x *Index) DropPack(ctx context.Context, id chunk.Digest) (int, error) {
@@ -339,7 +272,7 @@ func (x *Index) DropPack(ctx context.Context, id chunk.Digest) (int, error) {
 		if !known {
 			return nil
 		}
-		for r, err := range x.records(ctx, func() packTable { return x.packs }) {
+		for r, err := range x.records(ctx) {
 			if err != nil {
 				return err
 			}
@@ -373,48 +306,54 @@ func (x *Index) All(ctx context.Context) iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {
 		x.mu.RLock()
 		err := x.usable(ctx)
-		x.mu.RUnlock()
 		if err != nil {
+			x.mu.RUnlock()
 			yield(Record{}, err)
 			return
 		}
-		x.records(ctx, x.packTable)(yield)
+		// View and pack table are of one moment, in which they agree.
+		it, err := x.newRecordIter(ctx)
+		packs := x.packs.clone()
+		x.mu.RUnlock()
+		yieldRecords(ctx, it, packs, err, yield)
 	}
 }
 
-func (x *Index) packTable() packTable {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return x.packs.clone()
+func (x *Index) newRecordIter(ctx context.Context) (*pebble.Iterator, error) {
+	return x.db.NewIterWithContext(ctx, &pebble.IterOptions{
+		LowerBound: []byte{chunkPrefix}, UpperBound: []byte{chunkPrefix + 1},
+	})
 }
 
-// records takes the pack table after the view of the database: a pack is then
-// known when a record names it, for its line was written with the record.
-func (x *Index) records(ctx context.Context, table func() packTable) iter.Seq2[Record, error] {
+// records is All for the holder of mu.
+func (x *Index) records(ctx context.Context) iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {
-		fail := func(err error) { yield(Record{}, fmt.Errorf("list chunk index: %w", err)) }
-		it, err := x.db.NewIterWithContext(ctx, &pebble.IterOptions{
-			LowerBound: []byte{chunkPrefix}, UpperBound: []byte{chunkPrefix + 1},
-		})
-		if err != nil {
-			fail(err)
+		it, err := x.newRecordIter(ctx)
+		yieldRecords(ctx, it, x.packs, err, yield)
+	}
+}
+
+// yieldRecords yields what it has and closes it, unless opening it failed with
+// openErr.
+func yieldRecords(ctx context.Context, it *pebble.Iterator, packs packTable, openErr error, yield func(Record, error) bool) {
+	fail := func(err error) { yield(Record{}, fmt.Errorf("list chunk index: %w", err)) }
+	if openErr != nil {
+		fail(openErr)
+		return
+	}
+	for it.First(); it.Valid(); it.Next() {
+		r, err := decodeRecord(packs, it)
+		if err = errors.Join(err, ctx.Err()); err != nil {
+			fail(errors.Join(err, it.Close()))
 			return
 		}
-		packs := table()
-		for it.First(); it.Valid(); it.Next() {
-			r, err := decodeRecord(packs, it)
-			if err = errors.Join(err, ctx.Err()); err != nil {
-				fail(errors.Join(err, it.Close()))
-				return
-			}
-			if !yield(r, nil) {
-				_ = it.Close() // its errors concern records nobody asked for
-				return
-			}
+		if !yield(r, nil) {
+			_ = it.Close() // its errors concern records nobody asked for
+			return
 		}
-		if err := errors.Join(it.Error(), it.Close()); err != nil {
-			fail(err)
-		}
+	}
+	if err := errors.Join(it.Error(), it.Close()); err != nil {
+		fail(err)
 	}
 }
 

@@ -209,6 +209,38 @@ func TestIterationKnowsThePacksOfItsRecords(t *testing.T) {
 	}
 }
 
+// TestIterationSurvivesAReset: the view and its pack table are of one moment.
+func TestIterationSurvivesAReset(t *testing.T) {
+	x := open(t, vfs.NewMem())
+	var g errgroup.Group
+	done := make(chan struct{})
+	g.Go(func() error {
+		defer close(done)
+		for i := range 200 {
+			if err := x.InsertBatch(t.Context(), digest(-1-i), entries(0, 20)); err != nil {
+				return err
+			}
+			if err := x.Reset(t.Context()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		if n := len(all(t, x)); n != 0 && n != 20 {
+			t.Errorf("%d records, want none or 20", n)
+		}
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestInsertedIsDurable(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	x := open(t, fs)

@@ -10,9 +10,13 @@ import (
 type logger struct{ log *slog.Logger }
 
 // fatalError is what Pebble told before it wanted to end the process.
-type fatalError string
+type fatalError struct {
+	message string
+	cause   error // nil when it is not known
+}
 
-func (e fatalError) Error() string { return string(e) }
+func (e fatalError) Error() string { return e.message }
+func (e fatalError) Unwrap() error { return e.cause }
 
 func (l logger) Infof(format string, args ...any) {
 	l.log.Debug("pebble", "message", fmt.Sprintf(format, args...))
@@ -24,5 +28,11 @@ func (l logger) Errorf(format string, args ...any) {
 
 // Fatalf must not return: Pebble's state is undefined after it.
 func (l logger) Fatalf(format string, args ...any) {
-	panic(fatalError(fmt.Sprintf(format, args...)))
+	e := fatalError{message: fmt.Sprintf(format, args...)}
+	for _, arg := range args {
+		if err, ok := arg.(error); ok {
+			e.cause = err
+		}
+	}
+	panic(e)
 }

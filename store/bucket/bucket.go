@@ -13,6 +13,9 @@ import (
 var (
 	// ErrNotFound says that no object has that key.
 	ErrNotFound = errors.New("object not found")
+	// ErrDamaged says that what has the place of an object or a journal entry is
+	// none: a link, a device, an empty entry, a gap.
+	ErrDamaged = errors.New("damaged")
 	// ErrTaken says that another writer already appended that journal entry.
 	ErrTaken = errors.New("journal entry is taken")
 )
@@ -45,7 +48,8 @@ type Bucket interface {
 	// Stat returns the object's size, or ErrNotFound.
 	Stat(ctx context.Context, key string) (Object, error)
 	// List yields the objects whose keys start with prefix, in bytewise order.
-	// An error ends the sequence.
+	// An error ends the sequence: ErrDamaged when something else than objects is
+	// stored below prefix.
 	List(ctx context.Context, prefix string) iter.Seq2[Object, error]
 	// Delete removes an object, durably. A missing key is not an error.
 	Delete(ctx context.Context, key string) error
@@ -65,6 +69,7 @@ type Journal interface {
 	// exists is an error.
 	Append(ctx context.Context, n uint64, entry []byte) error
 	// Read yields the entries from number from on, in order, up to the last one
-	// that exists. A gap or an unreadable entry ends the sequence with an error.
+	// that exists. A gap or an unreadable entry ends the sequence with an error,
+	// ErrDamaged when asking again does not help.
 	Read(ctx context.Context, from uint64) iter.Seq2[Entry, error]
 }

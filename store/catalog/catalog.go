@@ -26,6 +26,9 @@ var (
 	ErrFenced = errors.New("another writer owns this store; stop one of the two and start again")
 	// ErrStale says that a name's serial is not above all that were used for it.
 	ErrStale = errors.New("stale serial")
+	// ErrDamaged says that an entry of the journal is not what was written, or is
+	// missing.
+	ErrDamaged = errors.New("the journal is damaged, packs and images are not: restore the file of that entry, in the folder log of the bucket, from a backup")
 	// ErrNotFound says that there is no such name.
 	ErrNotFound = errors.New("name not found")
 )
@@ -64,19 +67,26 @@ type Catalog struct {
 }
 
 // Open replays the journal. An entry it does not know, or that cannot follow on
-// those before it, is an error with the entry's number.
+// those before it, is an error with the entry's number: ErrDamaged, unless a
+// newer quarry may have written it.
 func Open(ctx context.Context, cfg Config) (*Catalog, error) {
 	c := &Catalog{journal: cfg.Journal, log: cfg.Log, next: 1, state: newState()}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	for raw, err := range cfg.Journal.Read(ctx, 1) {
+		if errors.Is(err, bucket.ErrDamaged) {
+			err = fmt.Errorf("%w; %w", err, ErrDamaged)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("open catalog: %w", err)
 		}
 		e, err := DecodeEntry(raw.Data)
 		if err == nil {
 			err = e.follows(c.state)
+		}
+		if err != nil && !errors.Is(err, errNewer) {
+			err = fmt.Errorf("%w; %w", err, ErrDamaged)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("open catalog: journal entry %d: %w", raw.N, err)
@@ -91,12 +101,30 @@ func Open(ctx context.Context, cfg Config) (*Catalog, error) {
 // there before and has condemned chunks has been stored anew, so they are
 // condemned no longer.
 func (c *Catalog) AddPack(ctx context.Context, id chunk.Digest, size int64) error {
-	return c.change(ctx, "add pack "+id.String(), func(s *state) Entry {
-		e := Pack{ID: id, Size: size}
-		if p, ok := s.packs[id]; ok && p.size == size && len(p.condemned) == 0 {
+	var otherSize error
+	err := c.change(ctx, "add pack "+id.String(), func(s *state) Entry {
+		p, ok := s.packs[id]
+		if ok && p.size != size {
+			otherSize = fmt.Errorf("add pack %s: it has %d bytes, the journal says %d: run quarry check", id, size, p.size)
 			return nil
 		}
-		return e
+		if ok && len(p.condemned) == 0 {
+			return nil
+		}
+		return Pack{ID: id, Size: size}
+	})
+	return errors.Join(err, otherSize)
+}
+
+// CorrectPack is AddPack for a pack whose size the journal has wrong. The caller
+// has read the whole object, and its digest is id. A pack that is not in the
+// catalog is not an error.
+func (c *Catalog) CorrectPack(ctx context.Context, id chunk.Digest, size int64) error {
+	return c.change(ctx, "correct pack "+id.String(), func(s *state) Entry {
+		if p, ok := s.packs[id]; !ok || p.size == size {
+			return nil
+		}
+		return Pack{ID: id, Size: size}
 	})
 }
 

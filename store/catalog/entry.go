@@ -127,7 +127,7 @@ func DecodeEntry(b []byte) (Entry, error) {
 		return nil, fmt.Errorf("entry is no JSON object: %w", err)
 	}
 	if head.V != entryVersion {
-		return nil, fmt.Errorf("entry has version %d, this quarry knows %d: use the quarry that wrote it", head.V, entryVersion)
+		return nil, fmt.Errorf("entry has version %d, this quarry knows %d: %w", head.V, entryVersion, errNewer)
 	}
 	e, err := decodeFields(head.Type, b)
 	if err != nil {
@@ -142,6 +142,9 @@ func DecodeEntry(b []byte) (Entry, error) {
 	}
 	return e, nil
 }
+
+// errNewer says that the entry may be good for another quarry.
+var errNewer = errors.New("use the quarry that wrote it")
 
 var errForm = errors.New("entry is not in the one form that its fields have")
 
@@ -166,7 +169,7 @@ func decodeFields(kind string, b []byte) (Entry, error) {
 	case NameDeleted{}.kind():
 		return decode[NameDeleted](fields)
 	}
-	return nil, errors.New("unknown entry type: use the quarry that wrote it")
+	return nil, errors.New("unknown entry type") // a new one would have a new version
 }
 
 // decode reads an object without its brace.

@@ -22,6 +22,7 @@ type Config struct {
 	Bucket  bucket.Bucket
 	Catalog *catalog.Catalog
 	Trust   signer.Trust // signatures must be of these keys
+	Signed  bool         // every image and name must have a signature
 	MACKey  []byte       // of the layer records
 	Quick   bool         // read no chunk content
 }
@@ -120,7 +121,19 @@ func (d damage) Unwrap() error { return d.error }
 
 func damagef(format string, args ...any) error { return damage{fmt.Errorf(format, args...)} }
 
-func isDamage(err error) bool { return errors.As(err, new(damage)) || bucket.IsDamage(err) }
+func isDamage(err error) bool {
+	return errors.As(err, new(damage)) || bucket.IsDamage(err) || errors.Is(err, bucket.ErrDamaged)
+}
+
+// unlisted reports what ended the listing of prefix, when it is something that
+// is no object; another err is returned.
+func (c *checker) unlisted(prefix string, err error) error {
+	if !errors.Is(err, bucket.ErrDamaged) {
+		return fmt.Errorf("list %s: %w", prefix, err)
+	}
+	c.tell(Problem{Kind: "object", Object: prefix, Message: fmt.Sprintf("%v; move it out of the folder and check again: what comes after it was not checked", err)})
+	return nil
+}
 
 // damaged reports an object that err calls damaged; another err is returned.
 func (c *checker) damaged(kind, key string, err error, u users) error {
@@ -135,7 +148,7 @@ func (c *checker) damaged(kind, key string, err error, u users) error {
 func (c *checker) layers(ctx context.Context) error {
 	for obj, err := range c.cfg.Bucket.List(ctx, image.LayersPrefix) {
 		if err != nil {
-			return fmt.Errorf("list layer records: %w", err)
+			return c.unlisted(image.LayersPrefix, err)
 		}
 		bad, err := c.layer(ctx, obj.Key)
 		if err != nil {
@@ -186,20 +199,23 @@ func (c *checker) checkNames() {
 				Message: "the name's image has no statement; convert it again",
 			})
 		}
-		if err := nameStatement(n, c.cfg.Trust); err != nil {
+		if err := c.nameStatement(n); err != nil {
 			u := nameUser(n)
 			c.tell(Problem{Kind: "name", Object: "log/", Message: fmt.Sprintf("%v; convert the image again", err), Images: u.list()})
 		}
 	}
 }
 
-// nameStatement verifies the signed form of a name; without one the name waits
-// for a signature.
-func nameStatement(n catalog.Name, trust signer.Trust) error {
-	if n.Statement == nil {
+// nameStatement verifies the signed form of a name; where signatures are not a
+// must, one without it waits for a signature.
+func (c *checker) nameStatement(n catalog.Name) error {
+	if n.Statement == nil && !c.cfg.Signed {
 		return nil
 	}
-	payload, _, err := signer.Open(n.Statement, image.NameStatementType, trust)
+	if n.Statement == nil {
+		return errors.New("the name has no signed statement")
+	}
+	payload, _, err := signer.Open(n.Statement, image.NameStatementType, c.cfg.Trust)
 	if err != nil {
 		return err
 	}

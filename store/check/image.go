@@ -18,11 +18,33 @@ import (
 // hasBatch is the number of chunks looked up at once.
 const hasBatch = 1024
 
-// images checks every image statement and what it names.
+// images checks every image statement and what it names. Where the listing ends
+// early, it looks for the images that have names.
 func (c *checker) images(ctx context.Context) error {
-	for obj, err := range c.cfg.Bucket.List(ctx, image.ImagesPrefix) {
+	whole, err := c.imagesBelow(ctx, image.ImagesPrefix)
+	if err != nil || whole {
+		return err
+	}
+	for _, n := range c.names {
+		if c.sources[n.Source] {
+			continue
+		}
+		whole, err := c.imagesBelow(ctx, image.ImagesPrefix+n.Source.Hex()+"/")
 		if err != nil {
-			return fmt.Errorf("list images: %w", err)
+			return err
+		}
+		if !whole {
+			c.sources[n.Source] = true // not known to be missing, and told
+		}
+	}
+	return nil
+}
+
+// imagesBelow reports whether the listing was whole.
+func (c *checker) imagesBelow(ctx context.Context, prefix string) (bool, error) {
+	for obj, err := range c.cfg.Bucket.List(ctx, prefix) {
+		if err != nil {
+			return false, c.unlisted(prefix, err)
 		}
 		if !strings.HasSuffix(obj.Key, "/statement") {
 			continue
@@ -35,10 +57,10 @@ func (c *checker) images(ctx context.Context) error {
 		}
 		c.sources[source] = true
 		if err := c.image(ctx, source, platform); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return nil
+	return true, nil
 }
 
 // image checks one image.
@@ -55,8 +77,8 @@ func (c *checker) image(ctx context.Context, source chunk.Digest, platform image
 	if s.Source != source || s.Platform != platform {
 		return c.damaged("statement", key, damagef("the statement is about %s for %s", s.Source, s.Platform), u)
 	}
-	if wrong != nil {
-		if err := c.damaged("statement", key, wrong, u); err != nil {
+	for _, w := range wrong {
+		if err := c.damaged("statement", w.key, w.err, u); err != nil {
 			return err
 		}
 	}
@@ -72,12 +94,12 @@ func (c *checker) image(ctx context.Context, source chunk.Digest, platform image
 // signatures. A conversion may replace both meanwhile, so that signatures count
 // only beside the statement that is there before and after, see
 // image.StatementKey.
-func (c *checker) signedStatement(ctx context.Context, source chunk.Digest, platform image.Platform) (payload []byte, wrong, err error) {
+func (c *checker) signedStatement(ctx context.Context, source chunk.Digest, platform image.Platform) (payload []byte, wrong []wrongSig, err error) {
 	key := image.StatementKey(source, platform)
 	payload, err = bucket.ReadObject(ctx, c.cfg.Bucket, key, image.MaxStatement)
 	for err == nil {
-		wrong = c.signature(ctx, image.SigPrefix(source, platform), payload)
-		if wrong == nil {
+		wrong = c.signatures(ctx, key, image.SigPrefix(source, platform), payload)
+		if len(wrong) == 0 {
 			return payload, nil, nil
 		}
 		before := payload
@@ -89,41 +111,56 @@ func (c *checker) signedStatement(ctx context.Context, source chunk.Digest, plat
 	return nil, nil, err
 }
 
-// signature fails when no trusted key has signed the statement. A statement
-// with no signature at all is an image that waits for one, and no damage.
-func (c *checker) signature(ctx context.Context, prefix string, payload []byte) error {
+// wrongSig is what is wrong with a signature, or, under the key of the
+// statement, with all of them.
+type wrongSig struct {
+	key string
+	err error
+}
+
+// signatures returns what is wrong with the signatures of a statement: those
+// that are none, and that no trusted key has signed it. Where signatures are not
+// a must, a statement without any is an image that waits for one, and no damage.
+func (c *checker) signatures(ctx context.Context, key, prefix string, payload []byte) (wrong []wrongSig) {
+	fail := func(err error) []wrongSig { return append(wrong, wrongSig{key, err}) }
 	var sigs []signer.Signature
 	for obj, err := range c.cfg.Bucket.List(ctx, prefix) {
 		if err != nil {
-			return err
+			return fail(err)
 		}
-		if len(sigs) == signer.MaxSignatures {
-			return damagef("it has more than %d signatures", signer.MaxSignatures)
+		if len(sigs)+len(wrong) == signer.MaxSignatures {
+			return fail(damagef("it has more than %d signatures", signer.MaxSignatures))
 		}
 		raw, err := bucket.ReadObject(ctx, c.cfg.Bucket, obj.Key, signer.MaxSignature)
 		if errors.Is(err, bucket.ErrNotFound) {
 			continue // a conversion has just deleted it
 		}
-		if err != nil {
-			return err
+		var sig signer.Signature
+		if err == nil {
+			if sig, err = signer.DecodeSignature(raw); err != nil {
+				err = damage{err}
+			}
 		}
-		sig, err := signer.DecodeSignature(raw)
 		if err != nil {
-			return damagef("%s: %w", obj.Key, err)
+			wrong = append(wrong, wrongSig{obj.Key, err})
+			continue
 		}
 		sigs = append(sigs, sig)
 	}
 	if len(sigs) == 0 {
-		return nil
+		if c.cfg.Signed && len(wrong) == 0 {
+			return fail(damagef("the image has no signature"))
+		}
+		return wrong
 	}
 	env, err := signer.Envelope{PayloadType: image.StatementType, Payload: payload, Signatures: sigs}.Encode()
+	if err == nil {
+		_, _, err = signer.Open(env, image.StatementType, c.cfg.Trust)
+	}
 	if err != nil {
-		return damage{err}
+		return fail(damage{err})
 	}
-	if _, _, err = signer.Open(env, image.StatementType, c.cfg.Trust); err != nil {
-		return damage{err}
-	}
-	return nil
+	return wrong
 }
 
 // verified reads an object whose digest is known.

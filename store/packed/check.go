@@ -60,6 +60,10 @@ func (c *checker) checkPack(ctx context.Context, p catalog.Pack) error {
 	if errors.Is(damage, bucket.ErrNotFound) {
 		return c.retire(ctx, p, damage)
 	}
+	if errors.Is(damage, bucket.ErrDamaged) { // a link, say: nothing tells that the pack is lost
+		c.report(Problem{Kind: PackDamaged, Pack: p.ID, Err: damage, Action: None})
+		return nil
+	}
 	if damage != nil && !isDamage(damage) {
 		return damage
 	}
@@ -67,8 +71,10 @@ func (c *checker) checkPack(ctx context.Context, p catalog.Pack) error {
 		damage = fmt.Errorf("pack has %d bytes, the journal says %d", size, p.Size)
 	}
 	good := c.usable(p.ID, entries)
+	var v verdict
 	if !c.cfg.Quick {
-		v, err := c.s.verifyPack(ctx, p.ID, size, entries)
+		var err error
+		v, err = c.s.verifyPack(ctx, p.ID, size, entries)
 		if err != nil {
 			return err
 		}
@@ -80,9 +86,9 @@ func (c *checker) checkPack(ctx context.Context, p catalog.Pack) error {
 			damage = fmt.Errorf("pack has digest %s", v.id)
 		}
 	}
-	if damage != nil && c.known[p.ID] == 0 {
+	if damage != nil && (c.known[p.ID] == 0 || v.id == p.ID) {
 		action := None
-		if !c.cfg.Quick && len(good) == len(entries) && c.s.repair(ctx, p, entries) == nil {
+		if !c.cfg.Quick && (v.id == p.ID || len(good) == len(entries)) && c.s.repair(ctx, p.ID, v.id, size, entries) == nil {
 			action = Repaired
 		}
 		c.report(Problem{Kind: PackDamaged, Pack: p.ID, Err: damage, Action: action})
@@ -202,6 +208,9 @@ func (c *checker) checkIndex(ctx context.Context) error {
 // the pack is damaged they are chunks that were lost with a part of it.
 func (c *checker) strays(ctx context.Context, id chunk.Digest) error {
 	entries, _, damage := c.s.entries(ctx, id)
+	if errors.Is(damage, bucket.ErrDamaged) {
+		return nil // the pack was told
+	}
 	if damage != nil && !isDamage(damage) {
 		return damage
 	}

@@ -3,15 +3,18 @@ package packed_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
 
 	"quarry/chunkindex"
 	"quarry/store"
 	"quarry/store/bucket/buckettest"
 	bucketmem "quarry/store/bucket/mem"
+	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/pack"
 	"quarry/store/packed"
@@ -67,7 +70,7 @@ func TestCheckFindsAFlippedByteInEveryRegionOfAPack(t *testing.T) {
 			o.wantAll(t, ps)
 			o.wantClean(t)
 			again := o.disk.crash().open(t)
-			if err := again.Rebuild(t.Context(), nil); err != nil {
+			if _, err := again.Rebuild(t.Context(), nil); err != nil {
 				t.Fatal(err)
 			}
 			again.wantAll(t, ps)
@@ -236,7 +239,7 @@ func TestRebuildWorksWithADamagedFooterAndWithoutTheIndexFolder(t *testing.T) {
 		buckettest.Corrupt(t, o.disk.bucket, key, -pack.TrailerSize-60)
 	}
 	var got []packed.ProblemKind
-	if err := o.Rebuild(t.Context(), func(p packed.Problem) { got = append(got, p.Kind) }); err != nil {
+	if _, err := o.Rebuild(t.Context(), func(p packed.Problem) { got = append(got, p.Kind) }); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]packed.ProblemKind{packed.PackDamaged, packed.PackDamaged}, got); diff != "" {
@@ -252,6 +255,69 @@ func TestRebuildWorksWithADamagedFooterAndWithoutTheIndexFolder(t *testing.T) {
 	fresh.wantAll(t, ps)
 }
 
+// TestRebuildsAtTheSameTime: each finds the index as it left it, whatever the
+// others and readers do.
+func TestRebuildsAtTheSameTime(t *testing.T) {
+	o := newDisk().open(t, packSize(20_000))
+	o.put(t, contents(0, 60))
+	want := packed.RebuildStats{Packs: int64(len(o.catalog.Packs())), Chunks: 60}
+	var g errgroup.Group
+	for range 8 {
+		g.Go(func() error {
+			got, err := o.Rebuild(t.Context(), nil)
+			if err == nil && got != want {
+				err = fmt.Errorf("rebuilt %+v, want %+v", got, want)
+			}
+			return err
+		})
+		g.Go(func() error {
+			for _, err := range o.index.All(t.Context()) {
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCheckCorrectsTheSizeInTheJournal: the digest of the object says who is
+// wrong.
+func TestCheckCorrectsTheSizeInTheJournal(t *testing.T) {
+	for _, wrong := range []int64{-1, 1} {
+		d := newDisk()
+		ps := contents(0, 30)
+		d.open(t).put(t, ps)
+		good := buckettest.Entries(t, d.bucket, 1)[0].Data
+		e, err := catalog.DecodeEntry(good)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := e.(catalog.Pack)
+		p.Size += wrong
+		bad, err := catalog.EncodeEntry(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j := bucketmem.New()
+		if err := j.Append(t.Context(), 1, bad); err != nil {
+			t.Fatal(err)
+		}
+		d = d.crash() // the first index stays open
+		o, err := d.tryOpen(t, d.bucket, j, d.fs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.wantFindings(t, true, finding{packed.PackDamaged, chunk.Digest{}, packed.None})
+		o.wantFindings(t, false, finding{packed.PackDamaged, chunk.Digest{}, packed.Repaired})
+		o.wantClean(t)
+		o.wantAll(t, ps)
+	}
+}
+
 func TestStoppedRebuildIsFinishedByTheNextOpen(t *testing.T) {
 	d := newDisk()
 	ps := contents(0, 60)
@@ -264,7 +330,7 @@ func TestStoppedRebuildIsFinishedByTheNextOpen(t *testing.T) {
 	}
 	before := o.records(t)
 	f.Before = buckettest.FailNth(3, "ReadAt")
-	if err := o.Rebuild(t.Context(), nil); !errors.Is(err, buckettest.ErrInjected) {
+	if _, err := o.Rebuild(t.Context(), nil); !errors.Is(err, buckettest.ErrInjected) {
 		t.Fatalf("got %v, want the injected error", err)
 	}
 	again := d.crash().open(t)

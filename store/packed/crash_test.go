@@ -95,7 +95,7 @@ func testCrashes(t *testing.T, clone func(disk) disk) {
 				o.wantAll(t, more)
 			}
 			before := o.records(t)
-			if err := o.Rebuild(t.Context(), nil); err != nil {
+			if _, err := o.Rebuild(t.Context(), nil); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(before, o.records(t)); diff != "" {

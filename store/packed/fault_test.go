@@ -4,11 +4,16 @@ import (
 	"errors"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/google/go-cmp/cmp"
 
+	"quarry/internal/need"
 	"quarry/store/bucket/buckettest"
+	"quarry/store/packed"
 )
 
 // TestEveryFaultOfBucketAndJournal fails each operation of a Write once, both
@@ -63,6 +68,46 @@ func TestEveryFaultOfBucketAndJournal(t *testing.T) {
 				t.Errorf("only %d faults: this tests nothing", faults)
 			}
 		})
+	}
+}
+
+func TestAFullDiskOfPacksSaysWhatToDo(t *testing.T) {
+	need.Root(t)
+	tmp := t.TempDir()
+	if err := syscall.Mount("tmpfs", tmp, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Unmount(tmp, 0) })
+	o := newDisk().open(t, func(c *packed.Config) { c.TmpDir = tmp })
+	err := putAll(t.Context(), o, contents(0, 60))
+	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "free space and try again") || !strings.Contains(err.Error(), tmp) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// fullFS is a disk that has just too little room for a change of the index.
+type fullFS struct{ vfs.FS }
+
+func (fullFS) GetDiskUsage(string) (vfs.DiskUsage, error) {
+	return vfs.DiskUsage{AvailBytes: 31 << 20}, nil
+}
+
+func TestAFullDiskOfTheIndexIsSaidBeforeAnythingIsStored(t *testing.T) {
+	d := newDisk()
+	ps := contents(0, 10)
+	d.open(t).put(t, ps)
+	before := buckettest.Keys(t, d.bucket, "")
+	o, err := d.tryOpen(t, d.bucket, d.bucket, fullFS{d.crash().fs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.put(t, ps) // nothing new
+	o.wantAll(t, ps)
+	if err := putAll(t.Context(), o, contents(10, 10)); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("got %v, want ENOSPC", err)
+	}
+	if diff := cmp.Diff(before, buckettest.Keys(t, d.bucket, "")); diff != "" {
+		t.Errorf("objects (-before +after):\n%s", diff)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -78,6 +79,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if cfg.PackSize < 0 || cfg.PackSize > pack.MaxPack/2 {
 		return nil, fmt.Errorf("open store: pack size %d is not 1 to %d", cfg.PackSize, pack.MaxPack/2)
+	}
+	if cfg.TmpDir == "" {
+		cfg.TmpDir = os.TempDir()
 	}
 	if cfg.Workers == 0 {
 		cfg.Workers = runtime.GOMAXPROCS(0)

@@ -139,7 +139,7 @@ func TestConcurrentWritesWithOverlap(t *testing.T) {
 	o.wantAll(t, contents(0, 1000))
 	o.wantClean(t)
 	before := o.records(t)
-	if err := o.Rebuild(t.Context(), nil); err != nil {
+	if _, err := o.Rebuild(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(before, o.records(t)); diff != "" {
@@ -230,7 +230,7 @@ func TestDamagedChunkIsCondemnedByTheReadAndStoredAnewByTheNextWrite(t *testing.
 
 	again := o.disk.crash().open(t)
 	again.wantAll(t, ps)
-	if err := again.Rebuild(t.Context(), nil); err != nil {
+	if _, err := again.Rebuild(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	again.wantAll(t, ps)

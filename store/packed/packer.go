@@ -2,8 +2,10 @@ package packed
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"syscall"
 
 	"quarry/store/chunk"
 	"quarry/store/pack"
@@ -64,15 +66,18 @@ func (w *write) pack(ctx context.Context) error {
 // addTo adds a chunk to the pack *p, which is nil between packs.
 func (w *write) addTo(ctx context.Context, p **openPack, it *item) error {
 	if *p == nil {
+		if err := w.s.index.Room(); err != nil {
+			return fmt.Errorf("begin pack: %w", err)
+		}
 		f, err := tempFile(w.s.cfg.TmpDir)
 		if err != nil {
-			return fmt.Errorf("begin pack: %w", err)
+			return fmt.Errorf("begin pack in %s: %w", w.s.cfg.TmpDir, explain(err))
 		}
 		*p = &openPack{pack.NewWriter(f), f}
 	}
 	e, err := (*p).Add(it.digest, it.codec, uint32(it.size), it.stored)
 	if err != nil {
-		return fmt.Errorf("write pack: %w", err)
+		return fmt.Errorf("write pack in %s: %w", w.s.cfg.TmpDir, explain(err))
 	}
 	w.made.chunks++
 	w.made.plainBytes += int64(e.Len)
@@ -83,11 +88,19 @@ func (w *write) addTo(ctx context.Context, p **openPack, it *item) error {
 	return w.seal(ctx, p)
 }
 
+// explain says what to do about a full disk.
+func explain(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w; nothing was stored, free space and try again", err)
+	}
+	return err
+}
+
 // seal completes the pack *p and hands its file on.
 func (w *write) seal(ctx context.Context, p **openPack) error {
 	id, size, err := (*p).Close()
 	if err != nil {
-		return err
+		return fmt.Errorf("write pack in %s: %w", w.s.cfg.TmpDir, explain(err))
 	}
 	select {
 	case w.sealed <- &sealed{(*p).file, id, size, (*p).Entries()}:

@@ -132,7 +132,8 @@ func (s *Store) condemnDamaged(ctx context.Context, d chunk.Digest, loc chunkind
 	s.commits.Lock()
 	defer s.commits.Unlock()
 	if s.catalog.IsCondemned(d, loc.Pack, loc.Off) {
-		return false, nil
+		_, err := s.index.DeleteIf(ctx, d, loc) // a full disk may have kept it there
+		return false, err
 	}
 	stored := make([]byte, loc.Stored)
 	err := s.bucket.ReadAt(ctx, pack.Key(loc.Pack), stored, loc.Off)

@@ -5,28 +5,49 @@ import (
 	"fmt"
 )
 
+// RebuildStats says what the index has after a Rebuild.
+type RebuildStats struct {
+	Packs, Chunks int64
+}
+
 // Rebuild makes the index anew from the journal and the packs: from their
-// footers, or from the records where a footer is damaged. Look-ups wait for it.
-// Packs that are damaged or missing are told to report, which may be nil, and
-// do not end it. When it is stopped, the next Open finishes it.
-func (s *Store) Rebuild(ctx context.Context, report func(Problem)) error {
+// footers, or from the records where a footer is damaged. Look-ups and other
+// rebuilds wait for it. Packs that are damaged or missing are told to report,
+// which may be nil, and do not end it. When it is stopped, the next Open
+// finishes it.
+func (s *Store) Rebuild(ctx context.Context, report func(Problem)) (RebuildStats, error) {
 	s.upkeep.Lock()
 	defer s.upkeep.Unlock()
 	s.commits.Lock()
 	defer s.commits.Unlock()
 	s.rebuilding.Lock()
 	defer s.rebuilding.Unlock()
+	st, err := s.rebuildLocked(ctx, report)
+	if err != nil {
+		return RebuildStats{}, fmt.Errorf("rebuild chunk index: %w", err)
+	}
+	return st, nil
+}
+
+func (s *Store) rebuildLocked(ctx context.Context, report func(Problem)) (st RebuildStats, err error) {
 	if err := s.index.Reset(ctx); err != nil {
-		return err
+		return st, err
 	}
 	for _, p := range s.catalog.Packs() {
 		err := s.applyPack(ctx, p.ID)
 		if err != nil && !isDamage(err) {
-			return fmt.Errorf("rebuild chunk index: %w", err)
+			return st, err
 		}
 		if err != nil && report != nil {
 			report(Problem{Kind: PackDamaged, Pack: p.ID, Err: err, Action: None})
 		}
 	}
-	return nil
+	st.Packs = int64(len(s.index.AppliedPacks()))
+	for _, err := range s.index.All(ctx) {
+		if err != nil {
+			return st, err
+		}
+		st.Chunks++
+	}
+	return st, nil
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 
 	"quarry/chunkindex"
-	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/pack"
 )
@@ -86,34 +85,47 @@ func verifyStored(dst []byte, d chunk.Digest, loc chunkindex.Location, stored []
 	return plain, nil
 }
 
-// repair writes a pack again from its chunks, all of which were verified. The
-// digest proves that the result is the pack as it was; only then it replaces
-// the object.
-func (s *Store) repair(ctx context.Context, p catalog.Pack, entries []pack.Entry) error {
+// repair makes the object of pack id, and its size in the journal, what they
+// were. got and size are of the object as it is. When its digest is right, only
+// the journal can be wrong.
+func (s *Store) repair(ctx context.Context, id, got chunk.Digest, size int64, entries []pack.Entry) error {
+	if got != id {
+		var err error
+		if size, err = s.rewrite(ctx, id, entries); err != nil {
+			return err
+		}
+	}
+	return s.catalog.CorrectPack(ctx, id, size)
+}
+
+// rewrite writes a pack again from its chunks, all of which were verified, and
+// returns its size. The digest proves that the result is the pack as it was;
+// only then it replaces the object.
+func (s *Store) rewrite(ctx context.Context, want chunk.Digest, entries []pack.Entry) (int64, error) {
 	f, err := tempFile(s.cfg.TmpDir)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer f.Close()
 	w := pack.NewWriter(f)
 	var stored []byte
 	for _, e := range entries {
 		stored = grown(stored, int(e.Stored))
-		if err := s.bucket.ReadAt(ctx, pack.Key(p.ID), stored, e.Off); err != nil {
-			return err
+		if err := s.bucket.ReadAt(ctx, pack.Key(want), stored, e.Off); err != nil {
+			return 0, err
 		}
 		if _, err := w.Add(e.Digest, e.Codec, e.Len, stored); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	id, size, err := w.Close()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if id != p.ID || size != p.Size {
-		return fmt.Errorf("rewritten pack is %s of %d bytes, want %s of %d", id, size, p.ID, p.Size)
+	if id != want {
+		return 0, fmt.Errorf("rewritten pack is %s, want %s", id, want)
 	}
-	return s.bucket.Put(ctx, pack.Key(p.ID), f, size)
+	return size, s.bucket.Put(ctx, pack.Key(want), f, size)
 }
 
 // tempFile returns a file that has no name: whatever ends the process, nothing

@@ -118,12 +118,15 @@ func (b *Bucket) ReadAt(ctx context.Context, key string, p []byte, off int64) er
 }
 
 // errNotRegular says that something else than a file has an object's name.
-var errNotRegular = errors.New("not a regular file; a bucket folder holds nothing else")
+var errNotRegular = fmt.Errorf("%w: not a regular file; a bucket folder holds nothing else", bucket.ErrDamaged)
 
 // open opens a regular file. O_NONBLOCK keeps a planted FIFO from blocking.
 func (b *Bucket) open(name string) (*os.File, error) {
 	f, err := b.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
+		if info, statErr := b.root.Lstat(name); statErr == nil && regular(info) == errNotRegular {
+			err = fmt.Errorf("%w: %w", errNotRegular, err) // a link that leads out
+		}
 		return nil, err
 	}
 	info, err := f.Stat()

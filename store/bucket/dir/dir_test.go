@@ -257,7 +257,25 @@ func TestDamagedJournalIsRefused(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("Read: got error %v, want one with %q", err, test.want)
 			}
+			if !errors.Is(err, bucket.ErrDamaged) {
+				t.Errorf("Read: got error %v, want ErrDamaged", err)
+			}
 		})
+	}
+}
+
+func TestDotFilesAreNoEntries(t *testing.T) {
+	path := t.TempDir()
+	b := open(t, path)
+	must(t, b.Append(t.Context(), 1, []byte("x")))
+	must(t, os.WriteFile(filepath.Join(path, "log", ".nfs0000123"), []byte("x"), 0o600))
+	n := 0
+	for _, err := range b.Read(t.Context(), 1) {
+		must(t, err)
+		n++
+	}
+	if n != 1 {
+		t.Errorf("read %d entries, want 1", n)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"iter"
 	"path"
 	"strconv"
+	"strings"
 
 	"quarry/internal/durable"
 	"quarry/store/bucket"
@@ -69,7 +70,9 @@ func (b *Bucket) Read(ctx context.Context, from uint64) iter.Seq2[bucket.Entry, 
 					return
 				}
 				if err == nil { // appended since, or a gap
-					data, err = b.readEntry(ctx, n)
+					if data, err = b.readEntry(ctx, n); errors.Is(err, fs.ErrNotExist) {
+						err = fmt.Errorf("%w: the entry is missing, and there are later ones", bucket.ErrDamaged)
+					}
 				}
 			}
 			if err != nil {
@@ -96,10 +99,16 @@ func (b *Bucket) readEntry(ctx context.Context, n uint64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return data, bucket.ValidEntry(n, data)
+	if err := bucket.ValidEntry(n, data); err != nil {
+		return nil, fmt.Errorf("%w: %w", bucket.ErrDamaged, err)
+	}
+	return data, nil
 }
 
-// existsFrom says whether there is an entry with number n or a higher one.
+// existsFrom says whether there is an entry with number n or a higher one. It
+// passes over dot files, which NFS (.nfs…) and programs that copy leave behind.
+// Another file that is no entry may be the last one under a wrong name, which
+// nothing else would tell.
 func (b *Bucket) existsFrom(n uint64) (bool, error) {
 	children, err := b.children(logDir)
 	if err != nil {
@@ -107,9 +116,12 @@ func (b *Bucket) existsFrom(n uint64) (bool, error) {
 	}
 	found := false
 	for _, c := range children {
+		if strings.HasPrefix(c.name, ".") {
+			continue
+		}
 		got, err := strconv.ParseUint(c.name, 10, 64)
 		if err != nil || path.Join(logDir, c.name) != entryName(got) {
-			return false, fmt.Errorf("%s/%s is no journal entry; move it out of the folder", logDir, c.name)
+			return false, fmt.Errorf("%w: %s/%s is no journal entry; move it out of the folder", bucket.ErrDamaged, logDir, c.name)
 		}
 		found = found || got >= n
 	}
