@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	permBits = 0o7777 // the type bits that some writers add are ignored
+	permBits = 0o7777             // the type bits that some writers add are ignored
+	maxID    = math.MaxUint32 - 1 // the number above is chown's "leave it", which no file can have
 	maxMajor = 1<<12 - 1
 	maxMinor = 1<<20 - 1 // Linux's device numbers
 )
@@ -81,9 +82,9 @@ func checkNumbers(h *tar.Header) error {
 	switch {
 	case h.Size < 0:
 		return fmt.Errorf("size %d is negative", h.Size)
-	case h.Uid < 0 || h.Uid > math.MaxUint32:
+	case h.Uid < 0 || h.Uid > maxID:
 		return fmt.Errorf("uid %d is out of range", h.Uid)
-	case h.Gid < 0 || h.Gid > math.MaxUint32:
+	case h.Gid < 0 || h.Gid > maxID:
 		return fmt.Errorf("gid %d is out of range", h.Gid)
 	}
 	if h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock {

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"quarry/store/chunk"
 )
 
@@ -83,22 +85,39 @@ func openFolder(_ context.Context, rest string) (blobs, selector, error) {
 }
 
 func (f folder) open(name string) (io.ReadCloser, int64, error) {
-	p := filepath.Join(string(f), filepath.FromSlash(name))
-	st, err := os.Stat(p) // before Open, which would wait on a FIFO
+	file, size, err := openRegular(filepath.Join(string(f), filepath.FromSlash(name)))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, 0, errNoBlob
 	}
 	if err != nil {
 		return nil, 0, err
 	}
-	if !st.Mode().IsRegular() {
-		return nil, 0, fmt.Errorf("%s is not a regular file", p)
-	}
-	file, err := os.Open(p)
+	return file, size, nil
+}
+
+// openRegular opens a regular file and returns its size. Anything else is
+// refused unopened, because opening a device can change it; and should a file
+// become a FIFO in between, O_NONBLOCK keeps the open from waiting for a writer
+// that never comes, which no context could end.
+func openRegular(name string) (*os.File, int64, error) {
+	st, err := os.Stat(name)
 	if err != nil {
 		return nil, 0, err
 	}
-	return file, st.Size(), nil
+	if !st.Mode().IsRegular() {
+		return nil, 0, fmt.Errorf("%s is not a regular file", name)
+	}
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	if st, err = f.Stat(); err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", name)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(err, f.Close())
+	}
+	return f, st.Size(), nil
 }
 
 func (f folder) Close() error { return nil }
@@ -129,7 +148,7 @@ func openArchive(ctx context.Context, rest string) (blobs, selector, error) {
 	if err != nil {
 		return nil, sel, err
 	}
-	f, err := os.Open(name)
+	f, _, err := openRegular(name)
 	if err != nil {
 		return nil, sel, err
 	}

@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"quarry/converter/oci"
 	"quarry/internal/need"
@@ -276,5 +279,38 @@ func TestFixtureArchivesAreReadOrRefusedByName(t *testing.T) {
 	}
 	if opened < 2 {
 		t.Errorf("only %d of %d archives opened", opened, len(files))
+	}
+}
+
+// A FIFO that nobody writes to would hold a job, and its place in the queue, for
+// ever: no context ends an open(2).
+func TestWhatIsNoRegularFileIsRefusedUnopened(t *testing.T) {
+	fifo := func(name string) {
+		if err := unix.Mkfifo(name, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	alone := filepath.Join(t.TempDir(), "fifo.tar")
+	fifo(alone)
+	l := testimage.New(t)
+	d := l.Image(testimage.Image{Layers: []testimage.Layer{layerA}})
+	l.Tag("v1", d)
+	index := filepath.Join(l.Dir, "index.json")
+	if err := os.Remove(index); err != nil {
+		t.Fatal(err)
+	}
+	fifo(index)
+	done := make(chan struct{})
+	go func() { // ends with its opens, or with the test binary
+		defer close(done)
+		openError(t, "oci-archive:"+alone, amd64, "fifo.tar", "not a regular file")
+		openError(t, "oci-archive:/dev/null", amd64, "/dev/null", "not a regular file")
+		openError(t, "oci-archive:"+t.TempDir(), amd64, "not a regular file")
+		openError(t, l.Source(""), amd64, "index.json", "not a regular file")
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("an open waits for a writer of a FIFO")
 	}
 }
