@@ -90,6 +90,7 @@ type errorRow struct {
 // errorTable is the only place where Go errors become HTTP answers. The first
 // row that matches wins.
 var errorTable = []errorRow{
+	{errClientGone, statusClientGone, "client_gone", true, BlameUser},
 	{ErrBadRequest, http.StatusBadRequest, "bad_request", false, BlameUser},
 	{ErrNoRoute, http.StatusNotFound, "no_route", false, BlameUser},
 	{ErrMethod, http.StatusMethodNotAllowed, "method_not_allowed", false, BlameUser},
@@ -111,7 +112,7 @@ var errorTable = []errorRow{
 	{catalog.ErrStale, http.StatusConflict, "stale_serial", false, BlameUser},
 	{catalog.ErrFenced, http.StatusServiceUnavailable, "fenced", false, BlameInfra},
 	{catalog.ErrNotFound, http.StatusNotFound, "name_not_found", false, BlameUser},
-	{errChunkCorrupt, http.StatusInternalServerError, "chunk_corrupt", false, BlameInfra},
+	{ErrChunkCorrupt, http.StatusInternalServerError, "chunk_corrupt", false, BlameInfra},
 	{store.ErrNotFound, http.StatusNotFound, "chunk_not_found", false, BlameUser},
 	{bucket.ErrNotFound, http.StatusNotFound, "object_not_found", false, BlameUser},
 	{syscall.ENOSPC, http.StatusInsufficientStorage, "disk_full", false, BlameInfra},
@@ -119,9 +120,13 @@ var errorTable = []errorRow{
 	{context.Canceled, statusClientGone, "canceled", true, BlameUser},
 }
 
-// errChunkCorrupt stands in the table for *store.CorruptError, which is a type
+// ErrChunkCorrupt stands in the table for *store.CorruptError, which is a type
 // and not a sentinel.
-var errChunkCorrupt = errors.New("chunk is damaged")
+var ErrChunkCorrupt = errors.New("chunk is damaged")
+
+// errClientGone says that a write to the client failed: it has left, or takes
+// nothing.
+var errClientGone = errors.New("client is gone")
 
 // toError maps any error to its answer; what the table does not know is an
 // internal error that is worth one more try.
@@ -144,7 +149,7 @@ func toError(err error) *Error {
 	}
 	corrupt := asCorrupt(err)
 	for _, r := range errorTable {
-		if errors.Is(err, r.target) || (corrupt && r.target == errChunkCorrupt) {
+		if errors.Is(err, r.target) || (corrupt && r.target == ErrChunkCorrupt) {
 			e.Status, e.Code, e.Retryable, e.Blame = r.status, r.code, r.retryable, r.blame
 			break
 		}

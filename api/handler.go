@@ -70,6 +70,7 @@ type Config struct {
 	MaxJobs      int           // convert, check and rebuild at once, others wait; 0 = 4
 	QueueTimeout time.Duration // wait of a read before 503; 0 = 2 s
 	ChunkTimeout time.Duration // silence of the store in a batch before the rest gets error frames; 0 = 15 s
+	StallTimeout time.Duration // wait of one write for a client that does not read, which holds a slot for nothing; 0 = 10 s
 	Now          func() time.Time
 }
 
@@ -114,6 +115,7 @@ func NewHandler(cfg Config) *Handler {
 	setDefault(&cfg.MaxJobs, 4)
 	setDefault(&cfg.QueueTimeout, 2*time.Second)
 	setDefault(&cfg.ChunkTimeout, 15*time.Second)
+	setDefault(&cfg.StallTimeout, 10*time.Second)
 	return &Handler{local: cfg.Local, shared: &shared{
 		cfg:     cfg,
 		log:     cfg.Log,
@@ -173,7 +175,7 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	h.begin()
 	defer h.end()
 	start := time.Now()
-	w := newResponse(rw)
+	w := newResponse(rw, h.cfg.StallTimeout)
 	id := requestID(r)
 	w.Header().Set(HeaderRequestID, id)
 	w.Header().Set("X-Content-Type-Options", "nosniff")

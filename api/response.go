@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -13,9 +14,10 @@ import (
 const (
 	// bodyTimeout is how long a client may take to send a request body.
 	bodyTimeout = 30 * time.Second
-	// stallTimeout is how long one write may wait for a client that does not
-	// read; it then holds a slot of a gate for nothing.
-	stallTimeout = 60 * time.Second
+	// writeStep is the most that one write sends in its Config.StallTimeout, so
+	// that the time is the same for whatever is sent: 64 KiB in 10 s are 6.4 KiB
+	// a second, which a link shared by all slots still gives each of them.
+	writeStep = 64 << 10
 )
 
 // response is a ResponseWriter that knows what was sent, and gives up on a
@@ -26,11 +28,12 @@ type response struct {
 	status   int
 	bytes    int64
 	wrote    bool // the status line is out: an error can only be shown by cutting the body off
+	stall    time.Duration
 	extended time.Time
 }
 
-func newResponse(w http.ResponseWriter) *response {
-	r := &response{ResponseWriter: w, ctl: http.NewResponseController(w), status: http.StatusOK}
+func newResponse(w http.ResponseWriter, stall time.Duration) *response {
+	r := &response{ResponseWriter: w, ctl: http.NewResponseController(w), status: http.StatusOK, stall: stall}
 	r.extend()
 	return r
 }
@@ -47,27 +50,37 @@ func (w *response) WriteHeader(status int) {
 // Write implements http.ResponseWriter.
 func (w *response) Write(p []byte) (int, error) {
 	w.wrote = true
-	w.extend()
-	n, err := w.ResponseWriter.Write(p)
-	w.bytes += int64(n)
-	return n, err
+	sent := 0
+	for {
+		step := p[sent:min(sent+writeStep, len(p))]
+		w.extend()
+		n, err := w.ResponseWriter.Write(step)
+		sent += n
+		w.bytes += int64(n)
+		if err != nil {
+			return sent, fmt.Errorf("%w: %w", errClientGone, err)
+		}
+		if sent == len(p) {
+			return sent, nil
+		}
+	}
 }
 
 // flush sends what is buffered. Writers of tests may not support it.
 func (w *response) flush() error {
 	if err := w.ctl.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return err
+		return fmt.Errorf("%w: %w", errClientGone, err)
 	}
 	return nil
 }
 
-// extend gives the next write its time. A second between two calls is precise
+// extend gives the next write its time. A tenth of that between two calls is precise
 // enough and spares a timer reset per frame. The deadline is never cleared: the
 // next request of the connection starts by setting its own.
 func (w *response) extend() {
-	if now := time.Now(); now.Sub(w.extended) > time.Second {
+	if now := time.Now(); now.Sub(w.extended) > w.stall/10 {
 		w.extended = now
-		_ = w.ctl.SetWriteDeadline(now.Add(stallTimeout)) // a test's recorder has no connection
+		_ = w.ctl.SetWriteDeadline(now.Add(w.stall)) // a test's recorder has no connection
 	}
 }
 

@@ -24,7 +24,8 @@ import (
 	"quarry/api"
 )
 
-// ErrSilent says that the server sent nothing for the idle timeout.
+// ErrSilent says that the server sent nothing, or next to nothing, for the idle
+// timeout.
 var ErrSilent = errors.New("server is silent")
 
 const (
@@ -49,7 +50,7 @@ type Config struct {
 	// Dial replaces net.Dialer's, for tests and for networks of one's own.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	IdleTimeout time.Duration // an attempt that receives no byte for so long has failed; 0 = 30 s
+	IdleTimeout time.Duration // an attempt that receives less than 16 KiB in so long a wait has failed; 0 = 30 s
 	Attempts    int           // of one call in all; 0 = 4
 	Backoff     time.Duration // before the second attempt, doubling, with jitter; 0 = 100 ms
 }
@@ -176,6 +177,7 @@ type request struct {
 	accept       string // Accept-Encoding
 	media        string // Accept
 	once         bool   // not idempotent: never send it twice
+	job          bool   // answers with events, few and small ones; see again
 }
 
 // stop marks an error that another attempt cannot mend.
@@ -197,7 +199,7 @@ func (c *Client) call(ctx context.Context, rq request, handle func(*http.Respons
 			return s.err
 		case ctx.Err() != nil:
 			return fmt.Errorf("%s %s: %w", rq.method, rq.path, ctx.Err())
-		case rq.once || n >= c.cfg.Attempts || !retryable(err):
+		case !c.again(rq, n, err):
 			return err
 		}
 		if werr := c.pause(ctx, n, err); werr != nil {
@@ -260,10 +262,14 @@ func (c *Client) attempt(ctx context.Context, rq request, handle func(*http.Resp
 	resp, err := c.http.Do(hr)
 	idle.Stop()
 	if err != nil {
-		return c.explain(ctx, rq, err)
+		return c.explain(ctx, rq, c.transportError(err))
 	}
 	defer resp.Body.Close()
-	resp.Body = &idleBody{ReadCloser: resp.Body, timer: idle, timeout: c.cfg.IdleTimeout}
+	body := &idleBody{ReadCloser: resp.Body, timer: idle, timeout: c.cfg.IdleTimeout, enough: minProgress}
+	if rq.job {
+		body.enough = 1 // it may have nothing to say but that it is alive
+	}
+	resp.Body = body
 	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusNoContent {
 		err = responseError(rq, resp)
 	} else {
@@ -276,22 +282,9 @@ func (c *Client) attempt(ctx context.Context, rq request, handle func(*http.Resp
 // it caused.
 func (c *Client) explain(ctx context.Context, rq request, err error) error {
 	if err != nil && errors.Is(context.Cause(ctx), ErrSilent) {
-		return fmt.Errorf("%s %s: %w: no byte for %s", rq.method, rq.path, ErrSilent, c.cfg.IdleTimeout)
+		return fmt.Errorf("%s %s: %w: too few bytes came in %s", rq.method, rq.path, ErrSilent, c.cfg.IdleTimeout)
 	}
 	return err
-}
-
-// idleBody runs the idle timer while a read waits.
-type idleBody struct {
-	io.ReadCloser
-	timer   *time.Timer
-	timeout time.Duration
-}
-
-func (b *idleBody) Read(p []byte) (int, error) {
-	b.timer.Reset(b.timeout)
-	defer b.timer.Stop()
-	return b.ReadCloser.Read(p)
 }
 
 // responseError makes an *api.Error of an answer that is not 200.
@@ -325,7 +318,11 @@ func decodeError(status int, text []byte) *api.Error {
 		if json.Unmarshal(text, &img) != nil || img.Status == "" {
 			return nil
 		}
-		return &api.Error{Code: img.Status, Message: "image is " + img.Status + ", ask again later", Retryable: true, Blame: api.BlameInfra}
+		message := "image is " + img.Status + ": ask again later"
+		if img.Status == api.StatusUnsigned {
+			message = "image is unsigned: sign it, or convert it again with a signing key (quarry serve without --no-sign)"
+		}
+		return &api.Error{Code: img.Status, Message: message, Retryable: true, Blame: api.BlameInfra}
 	}
 	var doc struct {
 		Error *api.Error `json:"error"`

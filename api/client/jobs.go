@@ -15,15 +15,15 @@ import (
 )
 
 // Convert has the server convert an image, and calls progress for each step it
-// reports. It is sent once: whether a conversion that broke off should be
-// repeated is for the caller.
+// reports. Once the server has begun it is not sent again: whether a conversion
+// that broke off should be repeated is for the caller.
 func (c *Client) Convert(ctx context.Context, req api.ConvertRequest, progress func(api.Progress)) (api.ConvertResult, error) {
 	var res api.ConvertResult
 	body, err := json.Marshal(req)
 	if err != nil {
 		return res, fmt.Errorf("encode convert request: %w", err)
 	}
-	rq := request{method: http.MethodPost, path: "/v1/convert", body: body, contentType: api.TypeJSON, once: true}
+	rq := request{method: http.MethodPost, path: "/v1/convert", body: body, contentType: api.TypeJSON, job: true}
 	err = c.stream(ctx, rq, &res, func(e api.Event) {
 		if e.Progress != nil && progress != nil {
 			progress(*e.Progress)
@@ -35,7 +35,7 @@ func (c *Client) Convert(ctx context.Context, req api.ConvertRequest, progress f
 // Check has the server check its store, and calls report for each problem.
 func (c *Client) Check(ctx context.Context, req api.CheckRequest, report func(api.Problem)) (api.CheckSummary, error) {
 	var res api.CheckSummary
-	rq := request{method: http.MethodPost, path: "/v1/admin/check?quick=" + strconv.FormatBool(req.Quick), once: true}
+	rq := request{method: http.MethodPost, path: "/v1/admin/check?quick=" + strconv.FormatBool(req.Quick), job: true}
 	err := c.stream(ctx, rq, &res, func(e api.Event) {
 		if e.Problem != nil && report != nil {
 			report(*e.Problem)
@@ -47,7 +47,7 @@ func (c *Client) Check(ctx context.Context, req api.CheckRequest, report func(ap
 // Rebuild has the server rebuild its chunk index.
 func (c *Client) Rebuild(ctx context.Context) (api.RebuildResult, error) {
 	var res api.RebuildResult
-	rq := request{method: http.MethodPost, path: "/v1/admin/rebuild", once: true}
+	rq := request{method: http.MethodPost, path: "/v1/admin/rebuild", job: true}
 	err := c.stream(ctx, rq, &res, func(api.Event) {})
 	return res, err
 }

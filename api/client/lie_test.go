@@ -5,9 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -158,6 +160,48 @@ func allocated() uint64 {
 	return m.TotalAlloc
 }
 
+// drip sends an answer in pieces of size bytes with a pause after each.
+func drip(size int, pause time.Duration, f api.Frame) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		rec := httptest.NewRecorder()
+		answer(rec, f)
+		for part := range slices.Chunk(rec.Body.Bytes(), size) {
+			w.Write(part)
+			http.NewResponseController(w).Flush()
+			select {
+			case <-time.After(pause):
+			case <-r.Context().Done():
+				return
+			}
+		}
+	}
+}
+
+// A store that sends a byte now and then would hold a worker for ever.
+func TestAStoreThatDripsIsSilent(t *testing.T) {
+	p := []byte("a chunk of some bytes")
+	c := lie(t, drip(1, 50*time.Millisecond, frameOf(p)))
+	start := time.Now()
+	if _, err := c.Get(t.Context(), chunk.Sum(p), nil); !errors.Is(err, client.ErrSilent) {
+		t.Errorf("got error %v, want ErrSilent", err)
+	}
+	if took := time.Since(start); took > 3*time.Second {
+		t.Errorf("three attempts of 200 ms took %v", took)
+	}
+	// A job has nothing to say for minutes but that it is alive.
+	c = lie(t, func(w http.ResponseWriter, _ *http.Request) {
+		for range 5 {
+			fmt.Fprintln(w, `{"type":"alive"}`)
+			http.NewResponseController(w).Flush()
+			time.Sleep(100 * time.Millisecond)
+		}
+		fmt.Fprintln(w, `{"type":"result","result":{"packs":1,"chunks":2}}`)
+	})
+	if r, err := c.Rebuild(t.Context()); err != nil || r.Chunks != 2 {
+		t.Errorf("long job: got %+v, error %v", r, err)
+	}
+}
+
 func TestSilenceIsATimeoutAndSlownessIsNot(t *testing.T) {
 	p := []byte("chunk")
 	c := lie(t, stall)
@@ -168,17 +212,11 @@ func TestSilenceIsATimeoutAndSlownessIsNot(t *testing.T) {
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("three attempts of 200 ms took %v", took)
 	}
-	slow := lie(t, func(w http.ResponseWriter, _ *http.Request) {
-		rec := httptest.NewRecorder()
-		answer(rec, frameOf(p))
-		for part := range bytes.SplitAfterSeq(rec.Body.Bytes(), []byte("c")) {
-			w.Write(part)
-			http.NewResponseController(w).Flush()
-			time.Sleep(100 * time.Millisecond)
-		}
-	})
-	if got, err := slow.Get(t.Context(), chunk.Sum(p), nil); err != nil || !bytes.Equal(got, p) {
-		t.Errorf("slow server: got %q, error %v", got, err)
+	large := make([]byte, 128<<10)
+	rand.NewChaCha8([32]byte{}).Read(large)
+	slow := lie(t, drip(20<<10, 100*time.Millisecond, frameOf(large)))
+	if got, err := slow.Get(t.Context(), chunk.Sum(large), nil); err != nil || !bytes.Equal(got, large) {
+		t.Errorf("slow server: got %d bytes, error %v", len(got), err)
 	}
 	honest := lie(t, func(w http.ResponseWriter, _ *http.Request) { answer(w, frameOf(p), frameOf([]byte("2"))) })
 	ds := []chunk.Digest{chunk.Sum(p), chunk.Sum([]byte("2"))}
