@@ -28,8 +28,13 @@ var ErrLocked = errors.New("locked by another process")
 
 // TryLock takes the lock of a file, which it makes when missing, or returns
 // ErrLocked.
-func TryLock(path string) (*Lock, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+func TryLock(path string) (*Lock, error) { return tryLock(path, os.O_RDWR|os.O_CREATE) }
+
+// TryLockExisting is TryLock for a file that must be there: fs.ErrNotExist.
+func TryLockExisting(path string) (*Lock, error) { return tryLock(path, os.O_RDWR) }
+
+func tryLock(path string, flags int) (*Lock, error) {
+	f, err := os.OpenFile(path, flags, 0o600)
 	if err != nil {
 		return nil, err
 	}
