@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 
 	"quarry/internal/durable"
-	"quarry/nbd/attach"
 	"quarry/store/chunk"
 )
 
@@ -46,7 +45,8 @@ func logOr(log *slog.Logger) *slog.Logger {
 //	                 origin.json: the store it came from
 //	mounts/<id>/     shim.json, fuse/, root/ (the EROFS mount), refs/
 //	mounts/<id>.lock held while the mount of that image changes
-//	sandboxes/<sid>/ bundle, runsc state, upper layer of one sandbox
+//	sandboxes/<sid>/ bundle, runsc state, upper layer of one sandbox; owner is
+//	                 locked by the process that runs it
 //	reader.sock      the reader's NBD socket; reader.http its statistics
 //	serials.json     highest serial seen of each name
 //	latest.json      which image each reference was the last time, a hint
@@ -91,25 +91,6 @@ func (d Dir) sandboxLock() string { return filepath.Join(d.path, "sandboxes.lock
 
 func (d Dir) imageDir(id chunk.Digest) string { return filepath.Join(d.path, "images", id.Hex()) }
 func (d Dir) mountDir(id chunk.Digest) string { return filepath.Join(d.path, "mounts", id.Hex()) }
-
-// process identifies a process beyond the reuse of its pid.
-type process struct {
-	PID       int    `json:"pid"`
-	StartTime uint64 `json:"start_time"` // clock ticks since boot
-}
-
-func self() (process, error) { return processOf(os.Getpid()) }
-
-func processOf(pid int) (process, error) {
-	start, err := attach.ProcessStart(pid)
-	return process{PID: pid, StartTime: start}, err
-}
-
-// alive reports whether that very process still runs.
-func (p process) alive() bool {
-	now, err := processOf(p.PID)
-	return err == nil && now == p
-}
 
 // maxJSON bounds a JSON file of the folder: serials.json has some 200 bytes for
 // each name a worker has ever used.

@@ -96,7 +96,10 @@ func (s *Images) verify(ctx context.Context, nameEnv, stmtEnv []byte, ref image.
 	path := filepath.Join(s.Dir.path, "serials.json")
 	seen := map[string]image.Seen{}
 	if err := readJSON(path, &seen); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+		return nil, fmt.Errorf("the highest serials seen: %w; remove the file to accept the names as the store has them now", err)
+	}
+	if seen == nil { // the file said null
+		return nil, fmt.Errorf("the highest serials seen: %s: %w; remove the file to accept the names as the store has them now", path, errDamaged)
 	}
 	key := ref.Repo + ":" + ref.Tag
 	v, err := image.Verify(stmtEnv, nameEnv, image.Want{

@@ -10,7 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,21 +20,17 @@ import (
 	"quarry/store/chunk"
 )
 
-// One EROFS mount and one shim per image are shared by all its users. Each user
-// is a reference file; the last one to go unmounts.
+// One EROFS mount and one shim per image are shared by all its users. A user is a
+// running process, which holds the lock of a reference file, or another mount of
+// the same file system, of which only the kernel's mount tables tell the truth.
+// When none is left, the image is unmounted.
 
-// ref is one user of a mount: a running process, or a bind mount.
-type ref struct {
-	Owner  process `json:"owner"`            // the process that made it
-	Target string  `json:"target,omitempty"` // folder of a bind mount, which outlives its owner
-	Device uint64  `json:"device,omitempty"` // st_dev of the mounted image, to know the bind mount by
-}
-
-// Mount is one reference to a mounted image.
+// Mount is one process's reference to a mounted image.
 type Mount struct {
 	w    *Worker
 	id   chunk.Digest
 	path string // reference file
+	ref  *proc.Lock
 }
 
 // Root is the folder the image is mounted on: read-only, nosuid, nodev, below a
@@ -44,10 +40,6 @@ func (mt *Mount) Root() string { return filepath.Join(mt.w.Dir.mountDir(mt.id), 
 // Acquire mounts the image when it is not, and takes a reference that lives as
 // long as this process or until Release.
 func (w *Worker) Acquire(ctx context.Context, im *Image) (*Mount, error) {
-	return w.acquire(ctx, im, "")
-}
-
-func (w *Worker) acquire(ctx context.Context, im *Image, target string) (*Mount, error) {
 	l, err := proc.TakeLock(ctx, w.Dir.mountDir(im.ID)+".lock")
 	if err != nil {
 		return nil, err
@@ -57,19 +49,34 @@ func (w *Worker) acquire(ctx context.Context, im *Image, target string) (*Mount,
 	if err := w.ensureMounted(ctx, im, dir); err != nil {
 		return nil, fmt.Errorf("mount image %s: %w", im.ID, err)
 	}
-	r := ref{Target: target}
 	mt := &Mount{w: w, id: im.ID, path: filepath.Join(dir, "refs", rand.Text())}
-	if r.Owner, err = self(); err == nil {
-		r.Device, err = deviceOf(mt.Root())
-	}
-	if err == nil {
-		err = writeJSON(mt.path, r)
+	if err = os.MkdirAll(filepath.Dir(mt.path), 0o700); err == nil {
+		mt.ref, err = proc.TryLock(mt.path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, w.stopIfUnused(context.WithoutCancel(ctx), dir))
 	}
 	return mt, nil
 }
+
+// Release gives the reference back and unmounts the image when it was the last.
+func (mt *Mount) Release(ctx context.Context) error {
+	dir := mt.w.Dir.mountDir(mt.id)
+	l, err := proc.TakeLock(ctx, dir+".lock")
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	err = os.Remove(mt.path)
+	mt.ref.Unlock()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return mt.w.stopIfUnused(ctx, dir)
+}
+
+// poll is how often something is looked at again that tells nobody of a change.
+const poll = 5 * time.Millisecond
 
 // ensureMounted makes sure that the image is mounted and answers: its reader may
 // have died since, and a new one is then found by the shim.
@@ -114,20 +121,6 @@ func deviceOf(path string) (uint64, error) {
 	return st.Dev, nil
 }
 
-// Release gives the reference back and unmounts the image when it was the last.
-func (mt *Mount) Release(ctx context.Context) error {
-	dir := mt.w.Dir.mountDir(mt.id)
-	l, err := proc.TakeLock(ctx, dir+".lock")
-	if err != nil {
-		return err
-	}
-	defer l.Unlock()
-	if err := os.Remove(mt.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return mt.w.stopIfUnused(ctx, dir)
-}
-
 // mounted reports whether the folder holds a finished mount with a live shim.
 func mounted(dir string) bool {
 	st, err := attach.ReadState(dir)
@@ -136,7 +129,8 @@ func mounted(dir string) bool {
 
 // start runs a shim in dir; the caller holds the image's lock.
 func (w *Worker) start(ctx context.Context, im *Image, dir string) error {
-	if err := attach.Sweep(ctx, dir); err != nil {
+	// What is there is dead, or a shim whose starter died while it began.
+	if err := attach.End(ctx, dir); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(dir, "refs"), 0o700); err != nil {
@@ -184,112 +178,79 @@ func runShim(ctx context.Context, args []string, logPath string) error {
 	return fmt.Errorf("the shim ended (%w): %s", errors.Join(err, waitErr), proc.LastLine(logPath))
 }
 
-// stopIfUnused drops dead references and ends the shim when none is left; the
-// caller holds the image's lock.
+// stopIfUnused ends the shim when the mount has no user; the caller holds the
+// image's lock.
 func (w *Worker) stopIfUnused(ctx context.Context, dir string) error {
-	live, err := liveRefs(dir)
-	if err != nil || live > 0 {
+	if used, err := inUse(dir); used || err != nil {
 		return err
 	}
-	return w.stop(ctx, dir)
-}
-
-// shimExit bounds the wait for a shim that was told to end; it gives a busy
-// mount 15 s itself.
-const shimExit = 20 * time.Second
-
-// shimKilled bounds the wait for one that was killed.
-const shimKilled = 5 * time.Second
-
-// poll is how often something is looked at again that tells nobody of a change.
-const poll = 5 * time.Millisecond
-
-func (w *Worker) stop(ctx context.Context, dir string) error {
-	st, err := attach.ReadState(dir)
-	if err == nil && st.Alive() {
-		if err := w.endShim(ctx, st); err != nil {
-			return err
-		}
-	}
-	if err := attach.Sweep(ctx, dir); err != nil {
+	if err := attach.End(ctx, dir); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)
 }
 
-// endShim tells a shim to end, and kills one that does not.
-func (w *Worker) endShim(ctx context.Context, st attach.State) error {
-	for _, step := range []struct {
-		signal syscall.Signal
-		wait   time.Duration
-	}{{syscall.SIGTERM, shimExit}, {syscall.SIGKILL, shimKilled}} {
-		if err := syscall.Kill(st.PID, step.signal); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return fmt.Errorf("end shim %d: %w", st.PID, err)
-		}
-		for deadline := time.Now().Add(step.wait); time.Now().Before(deadline); time.Sleep(poll) {
-			if !st.Alive() {
-				return nil
-			}
-		}
-		w.log().WarnContext(ctx, "shim does not end", "pid", st.PID, "signal", step.signal)
+// inUse reports whether a mount has a user, and removes the reference files of
+// processes that have ended.
+func inUse(dir string) (bool, error) {
+	refs, err := os.ReadDir(filepath.Join(dir, "refs"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return true, err
 	}
-	return fmt.Errorf("shim %d does not end", st.PID)
-}
-
-// liveRefs counts the references of a mount and removes the dead ones: those of
-// ended processes, and of bind mounts that are gone.
-func liveRefs(dir string) (int, error) {
-	entries, err := os.ReadDir(filepath.Join(dir, "refs"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	live := 0
-	for _, e := range entries {
+	live := false
+	for _, e := range refs {
 		path := filepath.Join(dir, "refs", e.Name())
-		var r ref
-		err := readJSON(path, &r)
-		switch {
-		case err == nil && (r.Owner.alive() || r.bound()):
-			live++
+		l, err := proc.TryLock(path)
+		if errors.Is(err, proc.ErrLocked) {
+			live = true
 			continue
-		case err != nil && !errors.Is(err, errDamaged):
-			return 0, err // not read is not dead
 		}
-		if err := os.Remove(path); err != nil {
-			return 0, err
+		if err != nil {
+			return true, err
+		}
+		err = os.Remove(path)
+		l.Unlock()
+		if err != nil {
+			return true, err
 		}
 	}
-	return live, nil
-}
-
-// bound reports whether the bind mount is there: its folder shows the image's
-// own device, not its parent's and not what somebody else mounted over it.
-func (r ref) bound() bool {
-	if r.Target == "" {
-		return false
+	if live {
+		return true, nil
 	}
-	dev, err := deviceOf(r.Target)
-	return err == nil && dev == r.Device
+	root := filepath.Join(dir, "root")
+	dev, err := deviceOf(root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	parent, parentErr := deviceOf(dir)
+	if err != nil || parentErr != nil || dev == parent { // nothing is mounted there
+		return false, parentErr
+	}
+	return mountedElsewhere(dev, root)
 }
 
 // MountAt mounts the image on an existing empty folder and leaves it there.
-func (w *Worker) MountAt(ctx context.Context, im *Image, target string) error {
-	target, err := mountTarget(target)
+func (w *Worker) MountAt(ctx context.Context, im *Image, target string) (err error) {
+	mt, err := w.Acquire(ctx, im)
 	if err != nil {
 		return err
 	}
-	mt, err := w.acquire(ctx, im, target)
+	cleanup := context.WithoutCancel(ctx)
+	defer func() { err = errors.Join(err, mt.Release(cleanup)) }()
+	// Two commands must not find the same folder empty.
+	l, err := proc.TakeLock(ctx, filepath.Join(w.Dir.path, "mount-at.lock"))
 	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	if target, err = mountTarget(target); err != nil {
 		return err
 	}
 	if err := bindReadOnly(mt.Root(), target); err != nil {
-		return errors.Join(fmt.Errorf("mount on %s: %w", target, err), mt.Release(context.WithoutCancel(ctx)))
+		return fmt.Errorf("mount on %s: %w", target, err)
 	}
 	if err := ctx.Err(); err != nil {
-		return errors.Join(err, w.UnmountAt(context.WithoutCancel(ctx), target))
+		return errors.Join(err, unix.Unmount(target, 0))
 	}
 	return nil
 }
@@ -324,6 +285,42 @@ func mountTarget(target string) (string, error) {
 	return abs, nil
 }
 
+// mountedElsewhere reports whether a process on this machine sees the device
+// mounted in a place other than root, in whatever mount namespace.
+func mountedElsewhere(dev uint64, root string) (bool, error) {
+	procs, err := os.ReadDir("/proc")
+	if err != nil {
+		return true, err
+	}
+	field := fmt.Sprintf(" %d:%d ", unix.Major(dev), unix.Minor(dev))
+	seen := map[string]bool{}
+	for _, p := range procs {
+		if _, err := strconv.Atoi(p.Name()); err != nil {
+			continue
+		}
+		ns, err := os.Readlink(filepath.Join("/proc", p.Name(), "ns/mnt"))
+		if err != nil || seen[ns] {
+			continue // it has ended, or its namespace is known
+		}
+		raw, err := os.ReadFile(filepath.Join("/proc", p.Name(), "mountinfo"))
+		if err != nil {
+			continue
+		}
+		seen[ns] = true
+		for line := range strings.Lines(string(raw)) {
+			const pointField = 4
+			f := strings.Fields(line)
+			if strings.Contains(line, field) && len(f) > pointField && f[pointField] != escapeMount.Replace(root) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// escapeMount writes a path as mountinfo does.
+var escapeMount = strings.NewReplacer(`\`, `\134`, " ", `\040`, "\t", `\011`, "\n", `\012`)
+
 func bindReadOnly(from, to string) error {
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
 		return err
@@ -338,42 +335,67 @@ func bindReadOnly(from, to string) error {
 // ErrNotMounted says that quarry has no mount on that folder.
 var ErrNotMounted = errors.New("no image is mounted there by quarry")
 
-// UnmountAt ends a mount made by MountAt.
+// UnmountAt ends a mount made by MountAt. What somebody else has mounted on the
+// folder is left alone.
 func (w *Worker) UnmountAt(ctx context.Context, target string) error {
 	abs, err := filepath.Abs(target)
 	if err != nil {
 		return err
 	}
-	// The folder's parent is resolved, not the folder: a dead mount can be
-	// unmounted but not looked into.
-	parent, err := filepath.EvalSymlinks(filepath.Dir(abs))
-	if err != nil {
-		return fmt.Errorf("umount %s: %w", target, err)
+	if abs, err = filepath.EvalSymlinks(abs); err != nil {
+		return fmt.Errorf("umount: %w", err)
 	}
-	abs = filepath.Join(parent, filepath.Base(abs))
-	refs, err := filepath.Glob(filepath.Join(w.Dir.path, "mounts", "*", "refs", "*"))
+	dev, err := deviceOf(abs)
+	if err != nil {
+		return fmt.Errorf("umount: %w", err)
+	}
+	parent, err := deviceOf(filepath.Dir(abs))
+	if err != nil {
+		return fmt.Errorf("umount: %w", err)
+	}
+	dir, live := w.mountOf(dev)
+	if dev == parent || !live && !ofDeadShim(dev) {
+		return fmt.Errorf("umount %s: %w", target, ErrNotMounted)
+	}
+	if !live {
+		return unmountBind(abs)
+	}
+	l, err := proc.TakeLock(ctx, dir+".lock")
 	if err != nil {
 		return err
 	}
-	for _, path := range refs {
-		var r ref
-		if err := readJSON(path, &r); err != nil || r.Target != abs {
-			continue
-		}
-		id, err := chunk.ParseHex(filepath.Base(filepath.Dir(filepath.Dir(path))))
-		if err != nil {
-			return err
-		}
-		bound := r.bound()
-		if bound {
-			if err := unix.Unmount(abs, 0); err != nil {
-				return fmt.Errorf("umount %s: %w", target, err)
-			}
-		}
-		if err := (&Mount{w: w, id: id, path: path}).Release(ctx); err != nil || bound {
-			return err
-		}
-		break // somebody else has unmounted it
+	defer l.Unlock()
+	if err := unmountBind(abs); err != nil {
+		return err
 	}
-	return fmt.Errorf("umount %s: %w", target, ErrNotMounted)
+	return w.stopIfUnused(ctx, dir)
+}
+
+func unmountBind(path string) error {
+	if err := unix.Unmount(path, 0); err != nil {
+		return fmt.Errorf("umount %s: %w", path, err)
+	}
+	return nil
+}
+
+// mountOf finds the image mount that has the device.
+func (w *Worker) mountOf(dev uint64) (dir string, ok bool) {
+	entries, err := os.ReadDir(filepath.Join(w.Dir.path, "mounts"))
+	if err != nil {
+		return "", false
+	}
+	for _, e := range entries {
+		dir := filepath.Join(w.Dir.path, "mounts", e.Name())
+		if have, err := deviceOf(filepath.Join(dir, "root")); e.IsDir() && err == nil && have == dev {
+			return dir, true
+		}
+	}
+	return "", false
+}
+
+// ofDeadShim reports whether the device is the loop device of a shim that has
+// ended: its backing file, the shim's image, is on a file system that is gone.
+func ofDeadShim(dev uint64) bool {
+	raw, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", unix.Major(dev), unix.Minor(dev)))
+	return err == nil && filepath.Base(strings.Trim(strings.TrimSpace(string(raw)), "()")) == "image"
 }

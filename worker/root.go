@@ -114,11 +114,18 @@ const (
 	maxAccountFile = 4 << 20
 )
 
+// errNoAccounts says that passwd or group is not a file to look users up in. An
+// image that names no user runs without it.
+var errNoAccounts = errors.New("no user can be looked up")
+
 // accounts reads a passwd or group file; a missing one is empty.
 func (r *root) accounts(name string) ([][]string, error) {
 	f, err := r.open(name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return nil, nil
+	}
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
+		return nil, fmt.Errorf("%w: %w", errNoAccounts, err)
 	}
 	if err != nil {
 		return nil, err
@@ -129,7 +136,7 @@ func (r *root) accounts(name string) ([][]string, error) {
 		return nil, err
 	}
 	if !st.Mode().IsRegular() || st.Size() > maxAccountFile {
-		return nil, fmt.Errorf("%s in the image must be a regular file of at most %d bytes", name, maxAccountFile)
+		return nil, fmt.Errorf("%w: %s in the image must be a regular file of at most %d bytes", errNoAccounts, name, maxAccountFile)
 	}
 	var out [][]string
 	lines := bufio.NewScanner(f)
@@ -139,6 +146,9 @@ func (r *root) accounts(name string) ([][]string, error) {
 		if f := strings.Split(lines.Text(), ":"); len(f) > fields {
 			out = append(out, f)
 		}
+	}
+	if errors.Is(lines.Err(), bufio.ErrTooLong) {
+		return nil, fmt.Errorf("%w: %s in the image has a line of more than %d bytes", errNoAccounts, name, maxAccountLine)
 	}
 	return out, lines.Err()
 }
@@ -152,11 +162,11 @@ func (r *root) lookupUser(spec string) (identity, error) {
 	}
 	id := identity{home: "/"}
 	passwd, err := r.accounts("/etc/passwd")
-	if err != nil {
+	if spec != "" && err != nil || err != nil && !errors.Is(err, errNoAccounts) {
 		return id, err
 	}
 	group, err := r.accounts("/etc/group")
-	if err != nil {
+	if spec != "" && err != nil || err != nil && !errors.Is(err, errNoAccounts) {
 		return id, err
 	}
 	entry := findAccount(passwd, userName)

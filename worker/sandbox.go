@@ -1,190 +1,145 @@
 package worker
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"quarry/internal/proc"
 )
 
-// Command is what to run in an image; zero fields mean what the image's config
-// says.
-type Command struct {
-	Args       []string // replace the image's Cmd and follow its Entrypoint
-	Entrypoint []string // replaces the image's Entrypoint; its Cmd is then dropped
-	Env        []string // K=V, over the image's own
-	WorkDir    string
-	User       string // user[:group], names or numbers, looked up inside the image
-	Terminal   bool   // give the command a pty; Stdin must be a terminal
-	Stdin      io.Reader
-	Stdout     io.Writer
-	Stderr     io.Writer
-	Signals    <-chan os.Signal // forwarded to the command
-	Started    func()           // called when the command runs, if not nil
-	Timeout    time.Duration    // kill the command after that long; 0 is never
+type sandbox struct {
+	w     *Worker
+	dir   string
+	id    string
+	owner *proc.Lock // held while this process runs the sandbox
+	pid   int        // of the Sentry, once started
+	gofer int
 }
 
-// Ended says how a command ended.
-type Ended struct {
-	Status      int           // its exit status, 128+n when signal n ended it
-	FirstOutput time.Duration // from Run's start; 0 when there was none
-	Duration    time.Duration
-	Stats       ImageStats // what the run cost, see ImageStats
-}
-
-var (
-	// ErrTimeout says that the command was killed by its own Timeout.
-	ErrTimeout = errors.New("timed out")
-	// ErrNotExecutable says that the command exists and cannot be executed.
-	ErrNotExecutable = errors.New("not executable")
-	// ErrCommandNotFound says that the image has no such command.
-	ErrCommandNotFound = errors.New("not found in the image")
-	// ErrPlatform says that the image is for another machine.
-	ErrPlatform = errors.New("image is for another platform")
-)
-
-// Run runs one command in a new sandbox of the image and waits for its end. A
-// non-zero exit is not an error; errors mean that the command did not run to
-// its end. Nothing of the sandbox is left in either case.
-func (w *Worker) Run(ctx context.Context, im *Image, c Command) (end Ended, err error) {
-	started := time.Now()
-	if err := runsHere(im); err != nil {
-		return end, err
-	}
-	mt, err := w.Acquire(ctx, im)
-	if err != nil {
-		return end, err
-	}
-	cleanup := context.WithoutCancel(ctx)
-	defer func() { err = errors.Join(err, mt.Release(cleanup)) }()
-	before, err := w.Dir.Stats(ctx, im.ID)
-	if err != nil {
-		return end, err
-	}
-	spec, err := newSpec(im, mt.Root(), c)
-	if err != nil {
-		return end, err
-	}
-	dir, err := w.create(ctx)
-	if err != nil {
-		return end, err
-	}
-	defer func() { err = errors.Join(err, w.remove(cleanup, dir)) }()
-	if err := writeSpec(dir, spec); err != nil {
-		return end, err
-	}
-	first := newFirstWrite(started)
-	c.Stdout, c.Stderr = first.wrap(c.Stdout), first.wrap(c.Stderr)
-	b := &sandbox{w: w, dir: dir, id: filepath.Base(dir)}
-	end.Status, err = b.run(ctx, c)
-	end.Duration, end.FirstOutput = time.Since(started), first.after()
-	after, statErr := w.Dir.Stats(cleanup, im.ID)
-	if statErr == nil && after.Opening != before.Opening {
-		statErr = errors.New("the reader was replaced during the run")
-	}
-	if statErr != nil {
-		// The reads that failed with a reader are counted nowhere, so the
-		// command's result must not pass as a clean run.
-		return end, errors.Join(err, fmt.Errorf("reads of the image may have failed: %w", statErr))
-	}
-	end.Stats = after.since(before)
-	return end, err
-}
-
-// since subtracts an earlier reading. With several sandboxes of one image at
-// once the traffic of all of them is in it: they share the mount.
-func (a ImageStats) since(b ImageStats) ImageStats {
-	a.Requests -= b.Requests
-	a.WireBytes -= b.WireBytes
-	a.ChunkBytes -= b.ChunkBytes
-	a.DeviceBytes -= b.DeviceBytes
-	a.FailedReads -= b.FailedReads
-	a.Errors = a.Errors[min(len(a.Errors), len(b.Errors)):]
-	return a
-}
-
-// create makes a sandbox folder that names its owner.
-func (w *Worker) create(ctx context.Context) (string, error) {
+// create makes a sandbox folder that this process owns.
+func (w *Worker) create(ctx context.Context) (*sandbox, error) {
 	l, err := proc.TakeLock(ctx, w.Dir.sandboxLock())
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer l.Unlock()
-	owner, err := self()
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Join(w.Dir.path, "sandboxes", strings.ToLower(rand.Text()))
+	id := strings.ToLower(rand.Text())
+	b := &sandbox{w: w, id: id, dir: filepath.Join(w.Dir.path, "sandboxes", id)}
 	for _, sub := range []string{"", "runsc", "upper"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
-			return "", err
+		if err := os.Mkdir(filepath.Join(b.dir, sub), 0o700); err != nil {
+			return nil, err
 		}
 	}
-	if err := writeJSON(filepath.Join(dir, "owner.json"), owner); err != nil {
-		return "", errors.Join(err, os.RemoveAll(dir))
+	if b.owner, err = proc.TryLock(filepath.Join(b.dir, "owner")); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(b.dir))
 	}
-	return dir, nil
+	return b, nil
 }
 
-// remove ends a sandbox, whatever is left of it, and deletes its folder.
-func (w *Worker) remove(ctx context.Context, dir string) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	state, err := filepath.Glob(filepath.Join(dir, "runsc", "*.state"))
+// endTimeout bounds the end of processes that were killed.
+const endTimeout = 10 * time.Second
+
+// remove ends whatever runs of the sandbox and deletes its folder. A killed
+// owner may have left runsc on its way to start a sandbox that no state file
+// tells of yet, so its processes are found by the folder in their arguments:
+// the sandbox's id is random and in no other's.
+func (b *sandbox) remove() error {
+	defer b.owner.Unlock()
+	deadline := time.Now().Add(endTimeout)
+	for {
+		pids, err := b.processes()
+		if err != nil {
+			return err
+		}
+		if len(pids) == 0 {
+			return b.removeFolder()
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("sandbox %s: processes %v do not end", b.id, pids)
+		}
+		for _, pid := range pids {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		time.Sleep(poll)
+	}
+}
+
+// removeFolder removes the lock's file last: until then a sweep sees an owner.
+func (b *sandbox) removeFolder() error {
+	entries, err := os.ReadDir(b.dir)
 	if err != nil {
 		return err
 	}
-	if len(state) > 0 {
-		b := &sandbox{w: w, dir: dir, id: filepath.Base(dir)}
-		if out, err := b.runsc(ctx, "delete", "--force", b.id).CombinedOutput(); err != nil {
-			return fmt.Errorf("delete sandbox %s: %w: %s", b.id, err, out)
+	for _, e := range entries {
+		if e.Name() == "owner" {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(b.dir, e.Name())); err != nil {
+			return err
 		}
 	}
-	return os.RemoveAll(dir)
+	return os.RemoveAll(b.dir)
 }
 
-type sandbox struct {
-	w   *Worker
-	dir string
-	id  string
-	pid int // of the Sentry, once started
-}
-
-// goferPID reads the number of the sandbox's gofer from runsc's state.
-func (b *sandbox) goferPID() (int, error) {
-	states, err := filepath.Glob(filepath.Join(b.dir, "runsc", "*.state"))
-	if err != nil || len(states) != 1 {
-		return 0, fmt.Errorf("%d runsc state files in %s, want 1: %w", len(states), b.dir, err)
+// processes lists those with the sandbox's folder in their arguments.
+func (b *sandbox) processes() ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
 	}
-	var state struct {
-		GoferPID int `json:"goferPid"`
+	want := []byte(b.dir + "/")
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		// A zombie has no arguments: it is not found, and needs no killing.
+		if args, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")); err == nil && bytes.Contains(args, want) {
+			pids = append(pids, pid)
+		}
 	}
-	if err := readJSON(states[0], &state); err != nil {
-		return 0, err
-	}
-	return state.GoferPID, nil
+	return pids, nil
 }
 
 func readPID(path string) (int, error) {
-	raw, err := os.ReadFile(path)
+	raw, err := readBounded(path, maxJSON)
 	if err != nil {
 		return 0, err
 	}
 	return strconv.Atoi(strings.TrimSpace(string(raw)))
+}
+
+// goferPID reads the number of the sandbox's gofer from runsc's state.
+func (b *sandbox) goferPID() (int, error) {
+	dir := filepath.Join(b.dir, "runsc")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), ".state") {
+			continue
+		}
+		var state struct {
+			GoferPID int `json:"goferPid"`
+		}
+		err := readJSON(filepath.Join(dir, e.Name()), &state)
+		return state.GoferPID, err
+	}
+	return 0, fmt.Errorf("runsc left no state in %s", dir)
 }
 
 // runsc returns a call of runsc with this sandbox's own state folder.
@@ -206,30 +161,33 @@ func (b *sandbox) run(ctx context.Context, c Command) (int, error) {
 	}
 	defer streams.close()
 	if err := b.start(ctx, streams); err != nil {
-		return 0, err
+		return 0, orCause(ctx, err)
 	}
 	if c.Started != nil {
 		c.Started()
 	}
-	var g errgroup.Group
-	running, ended := context.WithCancel(context.WithoutCancel(ctx))
-	status := 0
-	g.Go(streams.copyOutput)
-	g.Go(func() (err error) {
-		defer ended()
-		status, err = b.wait()
-		return err
-	})
-	var killed error
-	g.Go(func() error {
-		killed = b.supervise(ctx, running, c)
-		return nil
-	})
-	err = g.Wait()
-	if killed != nil {
-		return status, killed
+	copied := make(chan error, 1)
+	go func() { copied <- streams.copyOutput() }() // waited for below, but when nobody reads our output
+	exited := make(chan exit, 1)
+	go func() { exited <- b.wait() }() // ends with the Sentry
+	e, killed := b.supervise(ctx, exited, c.Signals)
+	if killed == nil {
+		return e.status, errors.Join(e.err, <-copied)
 	}
-	return status, err
+	select {
+	case <-copied:
+	case <-time.After(outputGrace):
+	}
+	return e.status, killed
+}
+
+// outputGrace is how long the output of a killed command is still passed on.
+const outputGrace = time.Second
+
+// exit is how a sandbox ended.
+type exit struct {
+	status int
+	err    error
 }
 
 // start creates and starts the sandbox; what runsc itself prints on a failed
@@ -249,6 +207,9 @@ func (b *sandbox) start(ctx context.Context, streams *stdio) error {
 	streams.closeGuest()
 	if err == nil {
 		if b.pid, err = readPID(pidFile); err != nil {
+			return err
+		}
+		if b.gofer, err = b.goferPID(); err != nil {
 			return err
 		}
 		return streams.attach(ctx)
@@ -278,23 +239,24 @@ func (b *sandbox) failure() string {
 
 // wait returns the command's exit status. The Sentry exits with it, and as this
 // process is its subreaper nobody else can collect it. The gofer ends with the
-// Sentry; until it is collected too, runsc would take it for running.
-func (b *sandbox) wait() (int, error) {
+// Sentry; one that was killed before has failed the command's reads.
+func (b *sandbox) wait() exit {
 	ws, err := reap(b.pid)
 	if err != nil {
-		return 0, fmt.Errorf("wait for sandbox %s: %w", b.id, err)
+		return exit{err: fmt.Errorf("wait for sandbox %s: %w", b.id, err)}
 	}
-	gofer, err := b.goferPID()
-	if err == nil {
-		_, err = reap(gofer)
-	}
-	if err != nil && !errors.Is(err, syscall.ECHILD) {
-		return 0, fmt.Errorf("wait for the gofer of sandbox %s: %w", b.id, err)
-	}
+	e := exit{status: ws.ExitStatus()}
 	if ws.Signaled() {
-		return 128 + int(ws.Signal()), fmt.Errorf("sandbox %s was ended from outside by signal %d (%s)", b.id, ws.Signal(), ws.Signal())
+		e = exit{128 + int(ws.Signal()), fmt.Errorf("sandbox %s was ended from outside by signal %d (%s)", b.id, ws.Signal(), ws.Signal())}
 	}
-	return ws.ExitStatus(), nil
+	gofer, err := reap(b.gofer)
+	switch {
+	case err != nil:
+		e.err = errors.Join(e.err, fmt.Errorf("wait for the gofer of sandbox %s: %w", b.id, err))
+	case gofer.Signaled() && e.err == nil:
+		e.err = fmt.Errorf("the gofer of sandbox %s was ended from outside by signal %d (%s)", b.id, gofer.Signal(), gofer.Signal())
+	}
+	return e
 }
 
 func reap(pid int) (syscall.WaitStatus, error) {
@@ -307,69 +269,56 @@ func reap(pid int) (syscall.WaitStatus, error) {
 	}
 }
 
-// supervise forwards signals and ends the command when its time is up or ctx
-// ends. It returns when the command has ended, with the reason it was killed.
-func (b *sandbox) supervise(ctx, ended context.Context, c Command) error {
-	var timeout <-chan time.Time
-	if c.Timeout > 0 {
-		t := time.NewTimer(c.Timeout)
-		defer t.Stop()
-		timeout = t.C
-	}
+// supervise forwards signals until the command has ended, and kills it when ctx
+// ends. It returns how the command ended and why it was killed.
+func (b *sandbox) supervise(ctx context.Context, exited <-chan exit, signals <-chan os.Signal) (exit, error) {
 	for {
 		select {
-		case <-ended.Done():
-			return nil
-		case sig := <-c.Signals:
+		case e := <-exited:
+			return e, nil
+		case sig := <-signals:
 			if n, ok := sig.(syscall.Signal); ok {
-				b.kill(ended, n)
+				b.signal(n)
 			}
-		case <-timeout:
-			b.kill(ended, syscall.SIGKILL)
-			return fmt.Errorf("the command %w after %s and was killed", ErrTimeout, c.Timeout)
 		case <-ctx.Done():
-			b.kill(ended, syscall.SIGKILL)
-			return ctx.Err()
+			return b.kill(exited), context.Cause(ctx)
 		}
 	}
 }
 
-// killTimeout bounds the delivery of one signal.
-const killTimeout = 10 * time.Second
+const (
+	// signalTimeout bounds the delivery of a signal: a guest that is stuck in a
+	// read of the image does not take one.
+	signalTimeout = 2 * time.Second
+	// killGrace is how long a killed command may take to end, before the Sentry
+	// is killed under it.
+	killGrace = 2 * time.Second
+)
 
-// kill delivers a signal to the command; when that cannot be done and the
-// command must end, the Sentry is killed.
-func (b *sandbox) kill(running context.Context, sig syscall.Signal) {
-	ctx, cancel := context.WithTimeout(running, killTimeout)
+func (b *sandbox) signal(sig syscall.Signal) {
+	ctx, cancel := context.WithTimeout(context.Background(), signalTimeout)
 	defer cancel()
-	if out, err := b.runsc(ctx, "kill", b.id, strconv.Itoa(int(sig))).CombinedOutput(); err != nil && running.Err() == nil {
-		if sig == syscall.SIGKILL {
-			syscall.Kill(b.pid, sig)
-		}
+	out, err := b.runsc(ctx, "kill", b.id, strconv.Itoa(int(sig))).CombinedOutput()
+	if err != nil && syscall.Kill(b.pid, 0) == nil {
 		b.w.log().WarnContext(ctx, "signal not delivered", "sandbox", b.id, "signal", sig, "err", err, "runsc", string(out))
 	}
 }
 
-// firstWrite notes when the first byte was written to any of its writers.
-type firstWrite struct {
-	start time.Time
-	ns    atomic.Int64
-}
-
-func newFirstWrite(start time.Time) *firstWrite { return &firstWrite{start: start} }
-
-func (f *firstWrite) after() time.Duration { return time.Duration(f.ns.Load()) }
-
-func (f *firstWrite) wrap(w io.Writer) io.Writer {
-	if w == nil {
-		w = io.Discard
+// kill ends the command, in the guest when that is possible, which leaves its
+// output whole.
+func (b *sandbox) kill(exited <-chan exit) exit {
+	b.signal(syscall.SIGKILL)
+	select {
+	case e := <-exited:
+		return e
+	case <-time.After(killGrace):
 	}
-	return writerFunc(func(p []byte) (int, error) {
-		f.ns.CompareAndSwap(0, int64(time.Since(f.start)))
-		return w.Write(p)
-	})
+	syscall.Kill(b.pid, syscall.SIGKILL)
+	syscall.Kill(b.gofer, syscall.SIGKILL)
+	select {
+	case e := <-exited:
+		return e
+	case <-time.After(endTimeout):
+		return exit{err: fmt.Errorf("sandbox %s does not end", b.id)}
+	}
 }
-
-type writerFunc func([]byte) (int, error)
-
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

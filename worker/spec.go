@@ -7,6 +7,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"unicode/utf8"
 
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -82,6 +83,9 @@ func newProcess(r *root, config v1.ImageConfig, c Command) (*specs.Process, erro
 	if err != nil {
 		return nil, err
 	}
+	if err := checkText(args, env, []string{cwd}); err != nil {
+		return nil, err
+	}
 	if err := r.checkCommand(args[0], cwd, env); err != nil {
 		return nil, err
 	}
@@ -114,6 +118,18 @@ func commandLine(config v1.ImageConfig, c Command) ([]string, error) {
 	return args, nil
 }
 
+// checkText refuses what the runtime's JSON could only pass on changed.
+func checkText(lists ...[]string) error {
+	for _, list := range lists {
+		for _, text := range list {
+			if !utf8.ValidString(text) || strings.Contains(text, "\x00") {
+				return fmt.Errorf("argument or variable %q: only UTF-8 without NUL can be given to a sandbox", text)
+			}
+		}
+	}
+	return nil
+}
+
 // mergeEnv joins lists of K=V; a later value of a key replaces the earlier one
 // in its place.
 func mergeEnv(lists ...[]string) []string {
@@ -121,7 +137,10 @@ func mergeEnv(lists ...[]string) []string {
 	at := map[string]int{}
 	for _, list := range lists {
 		for _, kv := range list {
-			key, _, _ := strings.Cut(kv, "=")
+			key, _, given := strings.Cut(kv, "=")
+			if !given || key == "" {
+				continue // an image's list may hold anything
+			}
 			if i, ok := at[key]; ok {
 				out[i] = kv
 				continue

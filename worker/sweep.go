@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -22,18 +21,23 @@ func (w *Worker) Sweep(ctx context.Context) error {
 }
 
 func (w *Worker) sweepMounts(ctx context.Context) error {
-	locks, err := filepath.Glob(filepath.Join(w.Dir.path, "mounts", "*.lock"))
+	entries, err := os.ReadDir(filepath.Join(w.Dir.path, "mounts"))
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, path := range locks {
-		l, err := proc.TryLock(path)
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), ".lock")
+		if !ok {
+			continue
+		}
+		dir := filepath.Join(w.Dir.path, "mounts", name)
+		l, err := proc.TryLock(dir + ".lock")
 		if errors.Is(err, proc.ErrLocked) {
 			continue
 		}
 		if err == nil {
-			err = w.sweepMount(ctx, strings.TrimSuffix(path, ".lock"))
+			err = w.sweepMount(ctx, dir)
 			l.Unlock()
 		}
 		errs = append(errs, err)
@@ -54,39 +58,39 @@ func (w *Worker) sweepSandboxes(ctx context.Context) error {
 		return err
 	}
 	var errs []error
-	for _, dir := range dead {
-		if w.Runsc == "" {
-			errs = append(errs, fmt.Errorf("sandbox %s of an ended process stays: runsc, which ends it, is not on the PATH", filepath.Base(dir)))
-			continue
-		}
-		errs = append(errs, w.remove(ctx, dir))
+	for _, b := range dead {
+		errs = append(errs, b.remove())
 	}
 	return errors.Join(errs...)
 }
 
-// deadSandboxes lists the folders whose owner has ended. The lock keeps those out
-// that are being made and do not say yet whose they are.
-func (w *Worker) deadSandboxes(ctx context.Context) ([]string, error) {
+// deadSandboxes takes over the sandboxes whose owner has ended. The lock keeps
+// those out that are being made and are not owned yet.
+func (w *Worker) deadSandboxes(ctx context.Context) ([]*sandbox, error) {
 	l, err := proc.TakeLock(ctx, w.Dir.sandboxLock())
 	if err != nil {
 		return nil, err
 	}
 	defer l.Unlock()
-	dirs, err := filepath.Glob(filepath.Join(w.Dir.path, "sandboxes", "*"))
+	entries, err := os.ReadDir(filepath.Join(w.Dir.path, "sandboxes"))
 	if err != nil {
 		return nil, err
 	}
-	var dead []string
-	for _, dir := range dirs {
-		var owner process
-		err := readJSON(filepath.Join(dir, "owner.json"), &owner)
-		switch {
-		case err == nil && owner.alive():
-		case err == nil || errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist):
-			dead = append(dead, dir)
-		default:
+	var dead []*sandbox
+	for _, e := range entries {
+		b := &sandbox{w: w, id: e.Name(), dir: filepath.Join(w.Dir.path, "sandboxes", e.Name())}
+		b.owner, err = proc.TryLockExisting(filepath.Join(b.dir, "owner"))
+		if errors.Is(err, proc.ErrLocked) {
+			continue
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			os.Remove(b.dir) // its last part, or somebody is about to do that
+			continue
+		}
+		if err != nil {
 			return nil, err
 		}
+		dead = append(dead, b)
 	}
 	return dead, nil
 }

@@ -1,0 +1,191 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"quarry/nbd/attach"
+	"quarry/store/chunk"
+)
+
+// Command is what to run in an image; zero fields mean what the image's config
+// says.
+type Command struct {
+	Args       []string // replace the image's Cmd and follow its Entrypoint
+	Entrypoint []string // replaces the image's Entrypoint; its Cmd is then dropped
+	Env        []string // K=V, over the image's own
+	WorkDir    string
+	User       string // user[:group], names or numbers, looked up inside the image
+	Terminal   bool   // give the command a pty; Stdin must be a terminal
+	Stdin      io.Reader
+	Stdout     io.Writer
+	Stderr     io.Writer
+	Signals    <-chan os.Signal // forwarded to the command
+	Started    func()           // called when the command runs, if not nil
+}
+
+// Ended says how a command ended.
+type Ended struct {
+	Status      int           // its exit status, 128+n when signal n ended it
+	FirstOutput time.Duration // from Run's start; 0 when there was none
+	Duration    time.Duration
+	Stats       ImageStats // what the run cost, see ImageStats
+}
+
+var (
+	// ErrNotExecutable says that the command exists and cannot be executed.
+	ErrNotExecutable = errors.New("not executable")
+	// ErrCommandNotFound says that the image has no such command.
+	ErrCommandNotFound = errors.New("not found in the image")
+	// ErrPlatform says that the image is for another machine.
+	ErrPlatform = errors.New("image is for another platform")
+)
+
+// Run runs one command in a new sandbox of the image and waits for its end; the
+// end of ctx kills it, and its cause is the error. A non-zero exit is not an error; errors mean that the command did not run to
+// its end, or that what it read may have been wrong. Nothing of the sandbox is
+// left in either case.
+func (w *Worker) Run(ctx context.Context, im *Image, c Command) (end Ended, err error) {
+	started := time.Now()
+	if err := runsHere(im); err != nil {
+		return end, err
+	}
+	mt, err := w.Acquire(ctx, im)
+	if err != nil {
+		return end, orCause(ctx, err)
+	}
+	cleanup := context.WithoutCancel(ctx)
+	defer func() { err = errors.Join(err, mt.Release(cleanup)) }()
+	watch, err := w.watchReads(ctx, im, mt)
+	if err != nil {
+		return end, orCause(ctx, err)
+	}
+	first := newFirstWrite(started)
+	c.Stdout, c.Stderr = first.wrap(c.Stdout), first.wrap(c.Stderr)
+	end.Status, err = w.runIn(ctx, im, mt, c)
+	end.Duration, end.FirstOutput = time.Since(started), first.after()
+	var readErr error
+	end.Stats, readErr = watch.end(cleanup)
+	return end, errors.Join(err, readErr)
+}
+
+// orCause puts the reason why ctx ended in the place of what that caused.
+func orCause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// runIn makes the sandbox, runs the command and removes the sandbox.
+func (w *Worker) runIn(ctx context.Context, im *Image, mt *Mount, c Command) (status int, err error) {
+	spec, err := specOf(ctx, im, mt.Root(), c)
+	if err != nil {
+		return 0, err
+	}
+	b, err := w.create(ctx)
+	if err != nil {
+		return 0, orCause(ctx, err)
+	}
+	defer func() { err = errors.Join(err, b.remove()) }()
+	if err := writeSpec(b.dir, spec); err != nil {
+		return 0, err
+	}
+	return b.run(ctx, c)
+}
+
+// specOf is newSpec for a store that does not answer: it reads the image, and a
+// read of a mount cannot be interrupted, only left behind.
+func specOf(ctx context.Context, im *Image, root string, c Command) (*specs.Spec, error) {
+	type made struct {
+		spec *specs.Spec
+		err  error
+	}
+	done := make(chan made, 1)
+	go func() { // ends with its reads, which the reader and the shim bound
+		spec, err := newSpec(im, root, c)
+		done <- made{spec, err}
+	}()
+	select {
+	case m := <-done:
+		return m.spec, m.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// readWatch compares what the reader and the shim of a mount were before a run
+// with what they are after it: reads that failed because one of them died are
+// counted nowhere, so the command's result must not pass as that of a clean run.
+type readWatch struct {
+	w      *Worker
+	id     chunk.Digest
+	before ImageStats
+	shim   attach.State
+}
+
+func (w *Worker) watchReads(ctx context.Context, im *Image, mt *Mount) (*readWatch, error) {
+	before, err := w.Dir.Stats(ctx, im.ID)
+	if err != nil {
+		return nil, err
+	}
+	shim, err := attach.ReadState(w.Dir.mountDir(mt.id))
+	return &readWatch{w: w, id: im.ID, before: before, shim: shim}, err
+}
+
+func (r *readWatch) end(ctx context.Context) (ImageStats, error) {
+	after, err := r.w.Dir.Stats(ctx, r.id)
+	if err == nil && after.Opening != r.before.Opening {
+		err = errors.New("the reader was replaced")
+	}
+	if err == nil && !r.shim.Alive() {
+		err = fmt.Errorf("the shim %d has ended", r.shim.PID)
+	}
+	if err != nil {
+		return ImageStats{}, fmt.Errorf("reads of the image may have failed during the run: %w", err)
+	}
+	return after.since(r.before), nil
+}
+
+// since subtracts an earlier reading. With several sandboxes of one image at
+// once the traffic of all of them is in it: they share the mount.
+func (a ImageStats) since(b ImageStats) ImageStats {
+	a.Requests -= b.Requests
+	a.WireBytes -= b.WireBytes
+	a.ChunkBytes -= b.ChunkBytes
+	a.DeviceBytes -= b.DeviceBytes
+	a.FailedReads -= b.FailedReads
+	a.Errors = a.Errors[min(len(a.Errors), len(b.Errors)):]
+	return a
+}
+
+// firstWrite notes when the first byte was written to any of its writers.
+type firstWrite struct {
+	start time.Time
+	ns    atomic.Int64
+}
+
+func newFirstWrite(start time.Time) *firstWrite { return &firstWrite{start: start} }
+
+func (f *firstWrite) after() time.Duration { return time.Duration(f.ns.Load()) }
+
+func (f *firstWrite) wrap(w io.Writer) io.Writer {
+	if w == nil {
+		w = io.Discard
+	}
+	return writerFunc(func(p []byte) (int, error) {
+		f.ns.CompareAndSwap(0, int64(time.Since(f.start)))
+		return w.Write(p)
+	})
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -1,0 +1,118 @@
+package worker
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"quarry/internal/proc"
+	"quarry/nbd/attach"
+)
+
+func testWorker(t *testing.T) *Worker {
+	t.Helper()
+	base, err := os.MkdirTemp("", "w")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(base) })
+	// The folder's own name must not be taken for a pattern.
+	d, err := OpenDir(filepath.Join(base, "w*[g]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Worker{Dir: d}
+}
+
+func TestASandboxIsNotSweptWhileItIsMadeOrRuns(t *testing.T) {
+	w := testWorker(t)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 10 {
+				b, err := w.create(t.Context())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := w.Sweep(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if _, err := os.Stat(filepath.Join(b.dir, "upper")); err != nil {
+					t.Errorf("swept while it was owned: %v", err)
+				}
+				if err := b.remove(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if left, _ := os.ReadDir(filepath.Join(w.Dir.path, "sandboxes")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestSweepEndsWhatADeadOwnerStarted(t *testing.T) {
+	w := testWorker(t)
+	b, err := w.create(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	orphan := exec.Command("/bin/sh", "-c", "sleep 100; true", b.dir+"/bundle")
+	other := exec.Command("/bin/sh", "-c", "sleep 100; true", filepath.Dir(b.dir)+"/another/bundle")
+	for _, cmd := range []*exec.Cmd{orphan, other} {
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- orphan.Wait() }() // ends with the orphan
+	defer func() {
+		other.Process.Kill()
+		other.Wait()
+	}()
+	b.owner.Unlock() // as its owner's death does
+	if err := w.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ended:
+	case <-time.After(5 * time.Second):
+		orphan.Process.Kill()
+		t.Error("a process of the sandbox lives on")
+	}
+	if _, err := os.Stat(b.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder is left: %v", err)
+	}
+	if _, err := attach.ProcessStart(other.Process.Pid); err != nil { // a zombie counts as ended
+		t.Errorf("another sandbox's process was ended: %v", err)
+	}
+}
+
+func TestAMountIsInUseWhileAProcessHoldsAReference(t *testing.T) {
+	w := testWorker(t)
+	dir := filepath.Join(w.Dir.path, "mounts", "x")
+	if err := os.MkdirAll(filepath.Join(dir, "refs"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "refs", "r")
+	l, err := proc.TryLock(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used, err := inUse(dir); !used || err != nil {
+		t.Errorf("with a live reference: %t, %v", used, err)
+	}
+	l.Unlock()
+	if used, err := inUse(dir); used || err != nil {
+		t.Errorf("with a dead reference: %t, %v", used, err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the dead reference is left: %v", err)
+	}
+}
