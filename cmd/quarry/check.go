@@ -60,7 +60,7 @@ no chunk content.`,
 
 func newIndex() *cobra.Command {
 	var t target
-	c := &cobra.Command{Use: "index", Short: "work on the chunk index", Args: exactArgs(0)}
+	c := &cobra.Command{Use: "index", Short: "work on the chunk index", Args: cobra.ArbitraryArgs, RunE: noCommand}
 	rebuild := &cobra.Command{
 		Use:   "rebuild --data DIR",
 		Short: "make the chunk index anew from the journal and the packs",

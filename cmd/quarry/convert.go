@@ -13,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"quarry/api"
+	"quarry/store/chunk"
 	"quarry/store/image"
 )
 
@@ -51,9 +52,12 @@ func runConvert(ctx context.Context, o convertOptions, stdout, stderr io.Writer)
 	if o.name == "" {
 		return usageError("convert needs --name REPO[:TAG]")
 	}
-	name, err := image.ParseName(o.name)
+	name, err := newName(o.name)
 	if err != nil {
-		return fmt.Errorf("%w: %w", errUsage, err)
+		return err
+	}
+	if o.platform, err = platformFlag(o.platform); err != nil {
+		return err
 	}
 	source, err := absoluteSource(o.source)
 	if err != nil {
@@ -77,6 +81,31 @@ func runConvert(ctx context.Context, o convertOptions, stdout, stderr io.Writer)
 	}
 	_, err = fmt.Fprintf(stdout, "%s@%s\n", res.Name, res.Source)
 	return err
+}
+
+// newName reads --name. A digest alone is refused: it would be the tag of a
+// repository called sha256, and read as what it looks like by everyone.
+func newName(s string) (image.Ref, error) {
+	if _, err := chunk.Parse(s); err == nil {
+		return image.Ref{}, usageError(fmt.Sprintf("--name %s is a digest: want REPO[:TAG]", s))
+	}
+	name, err := image.ParseName(s)
+	if err != nil {
+		return name, fmt.Errorf("%w: --name: %w", errUsage, err)
+	}
+	return name, nil
+}
+
+// platformFlag checks --platform; empty stays empty.
+func platformFlag(s string) (string, error) {
+	if s == "" {
+		return "", nil
+	}
+	p, err := image.ParsePlatform(s)
+	if err != nil {
+		return "", usageError(fmt.Sprintf("--platform %s: want OS/ARCH[/VARIANT], such as linux/amd64 or linux/arm/v7", s))
+	}
+	return p.String(), nil
 }
 
 // absoluteSource makes the path in SRC absolute: the data folder's server, which

@@ -42,7 +42,7 @@ func runExport(ctx context.Context, t target, name, platform string, stdout io.W
 	defer c.Close()
 	out := bufio.NewWriterSize(stdout, 1<<20)
 	if err := tree.Export(ctx, out, im.Tree, c); err != nil {
-		return err
+		return lost(err)
 	}
 	return out.Flush()
 }

@@ -74,7 +74,7 @@ func progressOf(e converter.Event) api.Progress {
 
 func (o *owner) check(ctx context.Context, r api.CheckRequest, report func(api.Problem)) (api.CheckSummary, error) {
 	sum, err := check.Run(ctx, check.Config{
-		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, Trust: o.trust, MACKey: o.macKey, Quick: r.Quick,
+		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, Trust: o.trust, MACKey: o.macKey, Quick: r.Quick, Signed: o.signing != nil,
 	}, func(p check.Problem) {
 		q := api.Problem{Kind: p.Kind, Object: p.Object, Offset: p.Offset, Message: p.Message, Images: p.Images}
 		if !p.Digest.IsZero() {
@@ -86,20 +86,10 @@ func (o *owner) check(ctx context.Context, r api.CheckRequest, report func(api.P
 }
 
 func (o *owner) rebuild(ctx context.Context) (api.RebuildResult, error) {
-	err := o.store.Rebuild(ctx, func(p packed.Problem) {
+	st, err := o.store.Rebuild(ctx, func(p packed.Problem) {
 		o.log.WarnContext(ctx, "index rebuild", "problem", p.String())
 	})
-	res := api.RebuildResult{Packs: int64(len(o.catalog.Packs()))}
-	if err != nil {
-		return res, err
-	}
-	for _, err := range o.index.All(ctx) {
-		if err != nil {
-			return res, err
-		}
-		res.Chunks++
-	}
-	return res, nil
+	return api.RebuildResult{Packs: st.Packs, Chunks: st.Chunks}, err
 }
 
 func (o *owner) stats(context.Context) (api.StoreStats, error) {

@@ -13,6 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"quarry/api"
+	"quarry/signer"
+	"quarry/store"
+	"quarry/store/catalog"
 	"quarry/worker"
 )
 
@@ -54,7 +58,7 @@ const (
 )
 
 var (
-	// errDamage says that a check found damage; it has been printed.
+	// errDamage says that something stored is damaged or gone.
 	errDamage = errors.New("damage found")
 	// errUsage says that the command line is wrong.
 	errUsage = errors.New("usage")
@@ -89,10 +93,21 @@ func exitCode(err error) int {
 		return exitRunOurs
 	case errors.Is(err, errUsage):
 		return exitUsage
-	case errors.Is(err, errDamage):
+	case isDamage(err):
 		return exitDamage
 	}
 	return exitFailure
+}
+
+// isDamage reports whether an error says that something stored, or sent by a
+// store, is not what was signed, or is gone.
+func isDamage(err error) bool {
+	for _, damage := range []error{errDamage, api.ErrObjectCorrupt, api.ErrChunkCorrupt, catalog.ErrDamaged, signer.ErrAltered} {
+		if errors.Is(err, damage) {
+			return true
+		}
+	}
+	return errors.As(err, new(*store.CorruptError))
 }
 
 // newRoot builds the table of commands.
@@ -102,6 +117,13 @@ func newRoot() *cobra.Command {
 		Short:         "lazily read images for sandboxes: convert, serve, mount, run",
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Args:          cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return c.Help()
+			}
+			return noCommand(c, args)
+		},
 		Long: `quarry keeps task images in a content-addressed store and runs sandboxes from
 them, reading only what a sandbox touches. Every byte is verified before it is used.
 
@@ -123,7 +145,15 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 damage found. run passes on its command'
 }
 
 func usage(c *cobra.Command, err error) error {
-	return fmt.Errorf("%w: %w\nsee quarry %s --help", errUsage, err, c.Name())
+	return fmt.Errorf("%w: %w\nsee %s --help", errUsage, err, c.CommandPath())
+}
+
+// noCommand is what a command that only has others does when it is run.
+func noCommand(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return usage(c, fmt.Errorf("%s needs one of its commands", c.CommandPath()))
+	}
+	return usage(c, fmt.Errorf("%s has no command %q", c.CommandPath(), args[0]))
 }
 
 // exactArgs is cobra.ExactArgs with our usage error.

@@ -11,7 +11,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"quarry/chunkindex"
@@ -41,10 +43,42 @@ func (d dataDir) run() string          { return filepath.Join(string(d), "run") 
 func (d dataDir) socket() string       { return filepath.Join(d.run(), "quarry.sock") }
 func (d dataDir) serveLog() string     { return filepath.Join(d.run(), "serve.log") }
 
-// exists reports whether a store was ever made in the folder.
-func (d dataDir) exists() bool {
+// exists reports whether a store was ever made in the folder. That it cannot be
+// told is an error.
+func (d dataDir) exists() (bool, error) {
 	_, err := os.Stat(d.bucket())
-	return err == nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, d.wrap(err)
+	}
+	return true, nil
+}
+
+// wrap names the folder in an error, and what it takes to work on it.
+func (d dataDir) wrap(err error) error {
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("data folder %s: %w: it must be writable for this user, even to read images from it", d, err)
+	}
+	return fmt.Errorf("data folder %s: %w", d, err)
+}
+
+// maxData bounds a data folder's path: with run/quarry.sock it must fit a socket
+// address, of 108 bytes.
+const maxData = 80
+
+// openDataDir returns the data folder with an absolute path, because processes
+// started later have another working directory. It makes nothing.
+func openDataDir(path string) (dataDir, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if len(abs) > maxData {
+		return "", fmt.Errorf("data folder %s: the path has %d bytes, at most %d fit a socket address", abs, len(abs), maxData)
+	}
+	return dataDir(abs), nil
 }
 
 // owner is the one process that has a data folder open: everything that needs
@@ -84,14 +118,14 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 	}()
 	for _, sub := range []string{string(cfg.dir), cfg.dir.keys(), cfg.dir.run(), cfg.dir.tmp()} {
 		if err := os.MkdirAll(sub, 0o700); err != nil {
-			return nil, fmt.Errorf("data folder: %w", err)
+			return nil, cfg.dir.wrap(err)
 		}
 	}
 	if o.lock, err = proc.TryLock(cfg.dir.lock()); err != nil {
-		return nil, fmt.Errorf("data folder: %w", err)
+		return nil, cfg.dir.wrap(err)
 	}
 	if err := writeHolder(o.lock, cfg.background); err != nil {
-		return nil, fmt.Errorf("data folder: %w", err)
+		return nil, cfg.dir.wrap(err)
 	}
 	if err := o.openKeys(cfg); err != nil {
 		return nil, err
@@ -183,14 +217,38 @@ func (o *owner) openKeys(cfg ownerConfig) (err error) {
 		return err
 	}
 	o.trust, err = signer.LoadTrust(cfg.dir.keys())
-	if cfg.noSign && errors.Is(err, signer.ErrNoKeys) {
-		return nil
+	if errors.Is(err, signer.ErrNoKeys) {
+		err = nil // not trusted is what a signing key then is
 	}
-	return err
+	if err != nil || o.signing == nil {
+		return err
+	}
+	return checkTrusted(cfg, o.signing.Public().ID(), o.trust)
 }
 
+// checkTrusted refuses a signing key that the folder does not trust: every
+// conversion would end well and make an image that no command takes.
+func checkTrusted(cfg ownerConfig, id string, trust signer.Trust) error {
+	switch {
+	case slices.Contains(trust.KeyIDs(), id):
+		return nil
+	case cfg.keyFile != "":
+		return fmt.Errorf("--key %s: its public key %s is not in %s, so this folder would not trust what it signs: copy it there, keygen has written it to %s.pub",
+			cfg.keyFile, id, cfg.dir.keys(), cfg.keyFile)
+	}
+	return fmt.Errorf("%s has public key %s, which is none of those in %s: one of the two files was replaced or is damaged; put the right one back, or remove %s to trust this key and convert again what another one signed",
+		cfg.dir.signingKey(), id, cfg.dir.keys(), cfg.dir.signingPub())
+}
+
+// loadSigningKey loads the folder's own key, and makes it or its public half
+// when it is missing.
 func loadSigningKey(d dataDir) (*signer.Key, error) {
 	key, err := signer.LoadKey(d.signingKey())
+	if err == nil {
+		if _, serr := os.Stat(d.signingPub()); errors.Is(serr, fs.ErrNotExist) {
+			err = key.Public().Save(d.signingPub())
+		}
+	}
 	if err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return key, err
 	}

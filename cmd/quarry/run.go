@@ -24,6 +24,7 @@ type runOptions struct {
 	worker   workerFlags
 	image    string
 	command  worker.Command
+	timeout  time.Duration
 	entry    string
 	network  string
 	stats    string
@@ -67,7 +68,7 @@ included.`,
 	f.StringVarP(&o.command.WorkDir, "workdir", "w", "", "working directory")
 	f.StringVarP(&o.command.User, "user", "u", "", "USER[:GROUP], names or numbers, looked up in the image")
 	f.StringVar(&o.entry, "entrypoint", "", "program to run instead of the image's entrypoint")
-	f.DurationVar(&o.command.Timeout, "timeout", 0, "kill the command after this time, such as 30s")
+	f.DurationVar(&o.timeout, "timeout", 0, "end the run after this time, such as 30s")
 	f.BoolVarP(&o.terminal, "tty", "t", false, "give the command a terminal")
 	f.StringVar(&o.network, "network", "none", "network of the sandbox: none")
 	f.StringVar(&o.stats, "stats", "", "write what the run cost to this file as JSON")
@@ -88,18 +89,24 @@ func runRun(ctx context.Context, o runOptions, stdin io.Reader, stdout, stderr i
 	if wk.Runsc == "" {
 		return errors.New("runsc is not on the PATH: run make setup, or go install gvisor.dev/gvisor/runsc (quarry doctor names the version)")
 	}
-	started := time.Now()
-	im, fetched, err := fetchImage(ctx, &o.worker, wk, o.image)
-	if err != nil {
-		return err
-	}
+	// A reader of our output that goes away is the command's business, as it would
+	// be without us in between: it gets SIGPIPE, and we clean up.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(signals)
+	started := time.Now()
+	runCtx, cancel := untilStarted(ctx, &o)
+	defer cancel()
+	im, fetched, err := fetchImage(runCtx, &o.worker, wk, o.image)
+	if err != nil {
+		if runCtx.Err() != nil {
+			return context.Cause(runCtx)
+		}
+		return err
+	}
 	o.command.Signals = signals
 	before := time.Since(started)
-	runCtx, cancel := untilStarted(ctx, &o.command)
-	defer cancel()
 	end, err := wk.Run(runCtx, im, o.command)
 	if end.FirstOutput > 0 {
 		end.FirstOutput += before
@@ -118,32 +125,39 @@ func runRun(ctx context.Context, o runOptions, stdin io.Reader, stdout, stderr i
 	return nil
 }
 
-// untilStarted returns a context that ends with ctx until the command runs. From
-// then on a signal is the command's: it decides how it ends.
-func untilStarted(ctx context.Context, c *worker.Command) (context.Context, context.CancelFunc) {
+// errTimeout says that --timeout ended the run.
+var errTimeout = errors.New("timed out")
+
+// untilStarted returns a context that ends at the run's timeout and, until the
+// command runs, with ctx. From then on a signal is the command's: it decides how
+// it ends.
+func untilStarted(ctx context.Context, o *runOptions) (context.Context, context.CancelFunc) {
 	running := make(chan struct{})
-	c.Started = func() { close(running) }
-	runCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	o.command.Started = func() { close(running) }
+	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	context.AfterFunc(ctx, func() {
 		select {
 		case <-running:
 		default:
-			cancel()
+			cancel(errors.New("ended by a signal before the command ran"))
 		}
 	})
-	return runCtx, cancel
+	if o.timeout == 0 {
+		return runCtx, func() { cancel(nil) }
+	}
+	runCtx, stop := context.WithTimeoutCause(runCtx, o.timeout, fmt.Errorf("the run %w after %s and was ended", errTimeout, o.timeout))
+	return runCtx, func() { stop(); cancel(nil) }
 }
 
 // prepareCommand turns the flags into the command's final form.
 func prepareCommand(o *runOptions, stdin io.Reader, stdout, stderr io.Writer) error {
 	c := &o.command
-	for i, kv := range c.Env {
-		if !strings.Contains(kv, "=") {
-			c.Env[i] = kv + "=" + os.Getenv(kv)
-		}
-		if strings.HasPrefix(kv, "=") {
-			return fmt.Errorf("%w: --env %q has no name", errUsage, kv)
-		}
+	var err error
+	if c.Env, err = givenEnv(c.Env); err != nil {
+		return err
+	}
+	if o.timeout < 0 {
+		return fmt.Errorf("%w: --timeout %s is negative", errUsage, o.timeout)
 	}
 	if o.entry != "" {
 		c.Entrypoint = []string{o.entry}
@@ -157,9 +171,32 @@ func prepareCommand(o *runOptions, stdin io.Reader, stdout, stderr io.Writer) er
 	if o.stats == "" {
 		return nil
 	}
-	abs, err := filepath.Abs(o.stats)
-	o.stats = abs
-	return err
+	if o.stats, err = filepath.Abs(o.stats); err != nil {
+		return err
+	}
+	// A file that cannot be written is said before the command has run.
+	return os.WriteFile(o.stats, nil, 0o644)
+}
+
+// givenEnv resolves K to this process's value; what is not set here is not set
+// there.
+func givenEnv(list []string) ([]string, error) {
+	var out []string
+	for _, kv := range list {
+		key, _, given := strings.Cut(kv, "=")
+		if key == "" {
+			return nil, fmt.Errorf("%w: --env %q has no name", errUsage, kv)
+		}
+		if !given {
+			value, set := os.LookupEnv(key)
+			if !set {
+				continue
+			}
+			kv = key + "=" + value
+		}
+		out = append(out, kv)
+	}
+	return out, nil
 }
 
 // fetchImage resolves and verifies an image, and says what that cost.
@@ -233,7 +270,9 @@ func writeStats(path string, s runFigures) error {
 // the command saw EIO and may have hidden it.
 func reportReadErrors(stderr io.Writer, st worker.ImageStats) {
 	for _, e := range st.Errors {
-		fmt.Fprintf(stderr, "quarry: a read of %s failed with EIO: %s\n", e.Path, e.Err)
+		// The path is the image's, the reason partly the store's: neither may write
+		// on this terminal.
+		fmt.Fprintf(stderr, "quarry: a read of %q failed with EIO: %q\n", e.Path, e.Err)
 	}
 	if more := st.FailedReads - int64(len(st.Errors)); more > 0 {
 		fmt.Fprintf(stderr, "quarry: %d more reads of the image failed with EIO\n", more)

@@ -74,12 +74,18 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 		}
 	}
 	log := slog.New(slog.NewJSONHandler(stderr, nil))
-	dir := dataDir(o.data)
-	own, err := takeOver(ctx, o, log)
-	if o.background && errors.Is(err, proc.ErrLocked) {
-		return nil // the command that started us finds the owner
-	}
+	dir, err := openDataDir(o.data)
 	if err != nil {
+		return err
+	}
+	o.data = string(dir)
+	own, err := takeOver(ctx, o, log)
+	switch {
+	case o.background && errors.Is(err, proc.ErrLocked):
+		return nil // the command that started us finds the owner
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		return nil // told to end before it was up, which is no failure
+	case err != nil:
 		return err
 	}
 	handler := newHandler(own, log)
@@ -92,7 +98,10 @@ func checkListen(o serveOptions) error {
 	if !o.noAuth {
 		return fmt.Errorf("%w: serve has no tokens to check: pass --no-auth to serve everyone on loopback", errUsage)
 	}
-	host, _, err := net.SplitHostPort(o.listen)
+	host, port, err := net.SplitHostPort(o.listen)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
 	if err != nil {
 		return fmt.Errorf("%w: --listen %s: %w", errUsage, o.listen, err)
 	}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
+	"os/exec"
 	"syscall"
 	"time"
 
@@ -46,8 +46,7 @@ func (t *target) fromEnv(getenv func(string) string) {
 	}
 }
 
-// resolve checks the flags and makes the data folder's path absolute, because
-// processes started later have another working directory.
+// resolve checks the flags and makes the data folder's path absolute.
 func (t *target) resolve() error {
 	t.fromEnv(os.Getenv)
 	switch {
@@ -58,19 +57,18 @@ func (t *target) resolve() error {
 	case t.data == "":
 		return nil
 	}
-	abs, err := filepath.Abs(t.data)
+	d, err := openDataDir(t.data)
 	if err != nil {
 		return err
 	}
-	t.data = abs
-	const maxData = 80 // with run/quarry.sock it must fit a socket address
-	if len(abs) > maxData {
-		return fmt.Errorf("data folder %s: the path has %d bytes, at most %d fit a socket address", abs, len(abs), maxData)
+	t.data = string(d)
+	if t.create {
+		return nil
 	}
-	if !t.create && !dataDir(abs).exists() {
-		return fmt.Errorf("data folder %s has no store; quarry convert or quarry serve makes one", abs)
+	if ok, err := d.exists(); err != nil || ok {
+		return err
 	}
-	return nil
+	return fmt.Errorf("data folder %s has no store; quarry convert or quarry serve makes one", d)
 }
 
 // client connects to the store; a data folder without a server gets one, before
@@ -137,15 +135,23 @@ func ensureOwner(ctx context.Context, d dataDir) error {
 		return err
 	}
 	if err := os.MkdirAll(d.run(), 0o700); err != nil {
-		return fmt.Errorf("data folder: %w", err)
+		return d.wrap(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, ownerStart)
 	defer cancel()
 	args := []string{self, "serve", "--data", string(d), "--background"}
-	if err := proc.Ensure(ctx, args, d.serveLog(), func(ctx context.Context) bool { return answers(ctx, d) }); err != nil {
-		return fmt.Errorf("the server of %s: %w", d, err)
+	err = proc.Ensure(ctx, args, d.serveLog(), func(ctx context.Context) bool { return answers(ctx, d) })
+	var ended *exec.ExitError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &ended):
+		if err = fmt.Errorf("the server of %s: %w", d, err); ended.ExitCode() == exitDamage {
+			err = fmt.Errorf("%w: %w", errDamage, err)
+		}
+		return err
 	}
-	return nil
+	return d.wrap(err)
 }
 
 // answers reports whether somebody listens on the data folder's socket.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"quarry/api/client"
 	"quarry/converter/tree"
 	"quarry/rafs"
+	"quarry/store"
+	"quarry/store/bucket"
 	"quarry/store/chunk"
 	"quarry/store/image"
 )
@@ -80,16 +83,29 @@ func storedTree(ctx context.Context, t target, name, platform string) (*image.Ve
 func decodeVerified(ctx context.Context, c *client.Client, v *image.Verified) (*rafs.Image, error) {
 	boot, err := c.Bootstrap(ctx, v.Statement.Bootstrap, v.Statement.BootstrapSize)
 	if err != nil {
-		return nil, err
+		return nil, lost(err)
 	}
 	im, err := rafs.Decode(boot)
 	if err != nil {
-		return nil, fmt.Errorf("bootstrap %s: %w", v.Statement.Bootstrap, err)
+		return nil, fmt.Errorf("%w: bootstrap %s: %w", errDamage, v.Statement.Bootstrap, err)
 	}
 	if got := tree.Digest(im.Tree); got != v.Statement.Tree {
-		return nil, fmt.Errorf("bootstrap %s has tree digest %s, the image statement says %s", v.Statement.Bootstrap, got, v.Statement.Tree)
+		return nil, fmt.Errorf("%w: bootstrap %s has tree digest %s, the image statement says %s", errDamage, v.Statement.Bootstrap, got, v.Statement.Tree)
 	}
 	return im, nil
+}
+
+// lost says of an error about a part of a stored image what to do. A part that
+// is not there is damage too: a chunk that was found to be damaged is condemned,
+// and not found from then on.
+func lost(err error) error {
+	switch {
+	case errors.Is(err, store.ErrNotFound) || errors.Is(err, bucket.ErrNotFound):
+		return fmt.Errorf("%w: %w: convert the image again", errDamage, err)
+	case errors.As(err, new(*store.CorruptError)):
+		return fmt.Errorf("%w: convert the image again", err)
+	}
+	return err
 }
 
 func runVerify(ctx context.Context, t target, name, platform string, deep bool, stdout io.Writer) error {
@@ -99,7 +115,7 @@ func runVerify(ctx context.Context, t target, name, platform string, deep bool, 
 	}
 	defer c.Close()
 	if _, err := c.Config(ctx, v.Statement.Config); err != nil {
-		return err
+		return lost(err)
 	}
 	fmt.Fprintf(stdout, "image id    %s\nsource      %s\nplatform    %s\ntree        %s\nsigned by   %s\n",
 		v.ID, v.Statement.Source, v.Statement.Platform, v.Statement.Tree, v.KeyID)
@@ -108,7 +124,7 @@ func runVerify(ctx context.Context, t target, name, platform string, deep bool, 
 	}
 	n, err := readAll(ctx, c, im)
 	if err != nil {
-		return err
+		return lost(err)
 	}
 	_, err = fmt.Fprintf(stdout, "content     %d chunks read and verified\n", n)
 	return err

@@ -50,8 +50,12 @@ func (w *workerFlags) wanted(name string) (ref image.Ref, p image.Platform, err 
 	if w.platform == "" {
 		return ref, image.HostPlatform(), nil
 	}
-	if p, err = image.ParsePlatform(w.platform); err != nil {
-		return ref, p, fmt.Errorf("%w: %w", errUsage, err)
+	text, err := platformFlag(w.platform)
+	if err != nil {
+		return ref, p, err
+	}
+	if p, err = image.ParsePlatform(text); err != nil {
+		return ref, p, err
 	}
 	return ref, p, nil
 }

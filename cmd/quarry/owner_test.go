@@ -1,0 +1,81 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func openAndClose(t *testing.T, cfg ownerConfig) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	o, err := openOwner(ctx, cfg)
+	if err == nil {
+		err = o.close()
+	}
+	return err
+}
+
+// An image that its own data folder does not trust must not be made.
+func TestAnOwnerSignsWithAKeyThatItsFolderTrusts(t *testing.T) {
+	cfg := ownerConfig{dir: dataDir(t.TempDir()), log: warnings(os.Stderr)}
+	if err := openAndClose(t, cfg); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(cfg.dir.signingPub()); err != nil {
+		t.Fatal(err)
+	}
+	if err := openAndClose(t, cfg); err != nil {
+		t.Errorf("without the public half: %v", err)
+	}
+	if _, err := os.Stat(cfg.dir.signingPub()); err != nil {
+		t.Errorf("the public half was not made again: %v", err)
+	}
+
+	other := filepath.Join(t.TempDir(), "other")
+	if err := runKeygen(other, &bytes.Buffer{}); err != nil {
+		t.Fatal(err)
+	}
+	withKey := cfg
+	withKey.keyFile = other
+	if err := openAndClose(t, withKey); err == nil || !strings.Contains(err.Error(), other+".pub") {
+		t.Errorf("--key without its public half in the folder: %v", err)
+	}
+	move(t, other+".pub", filepath.Join(cfg.dir.keys(), "other.pub"))
+	if err := openAndClose(t, withKey); err != nil {
+		t.Errorf("--key with its public half in the folder: %v", err)
+	}
+	if err := os.Remove(filepath.Join(cfg.dir.keys(), "other.pub")); err != nil {
+		t.Fatal(err)
+	}
+	move(t, other, cfg.dir.signingKey())
+	if err := openAndClose(t, cfg); err == nil || !strings.Contains(err.Error(), cfg.dir.signingPub()) {
+		t.Errorf("a signing key that was replaced: %v", err)
+	}
+	unsigned := cfg
+	unsigned.noSign = true
+	if err := openAndClose(t, unsigned); err != nil {
+		t.Errorf("without signing: %v", err)
+	}
+}
+
+func move(t *testing.T, from, to string) {
+	t.Helper()
+	if err := os.Rename(from, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAFolderThatCannotBeWrittenIsNamed(t *testing.T) {
+	for _, err := range []error{fs.ErrPermission, &fs.PathError{Op: "mkdir", Path: "/d", Err: os.ErrPermission}} {
+		if got := dataDir("/d").wrap(err).Error(); !strings.Contains(got, "/d") || !strings.Contains(got, "must be writable") {
+			t.Errorf("%v: got %q", err, got)
+		}
+	}
+}
