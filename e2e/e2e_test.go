@@ -48,7 +48,7 @@ func runTests(m *testing.M) int {
 
 func TestStories(t *testing.T) {
 	need.Root(t)
-	for _, tool := range []string{"runsc", "umoci", "skopeo", "busybox", "tar", "nbdinfo", "nbdcopy", "qemu-img", "script"} {
+	for _, tool := range []string{"runsc", "umoci", "skopeo", "busybox", "tar", "pgrep", "nbdinfo", "nbdcopy", "qemu-img", "script"} {
 		need.Tool(t, tool)
 	}
 	images := os.Getenv("QUARRY_IMAGES")
