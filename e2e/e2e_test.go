@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -125,12 +126,32 @@ func cleanUp(base string) {
 			syscall.Kill(pid, syscall.SIGTERM)
 		}
 	}
+	// What a failed story left mounted would keep loop devices and folders.
+	for _, point := range mountsBelow(base) {
+		syscall.Unmount(point, syscall.MNT_DETACH)
+	}
+	var err error
 	for range 100 {
-		if os.RemoveAll(base) == nil {
+		if err = os.RemoveAll(base); err == nil {
 			return
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+	fmt.Fprintln(os.Stderr, "left behind:", err)
+}
+
+// mountsBelow lists the mount points below base, the latest first.
+func mountsBelow(base string) []string {
+	raw, _ := os.ReadFile("/proc/self/mountinfo")
+	var points []string
+	for line := range strings.Lines(string(raw)) {
+		const pointField = 4
+		if f := strings.Fields(line); len(f) > pointField && strings.HasPrefix(f[pointField], base+"/") {
+			points = append(points, f[pointField])
+		}
+	}
+	slices.Reverse(points)
+	return points
 }
 
 // holderOf reads who holds a data folder's lock; 0 when nobody does.
@@ -304,11 +325,8 @@ func nothingLeft(ts *testscript.TestScript, neg bool, args []string) {
 
 func leftovers(base string) []string {
 	var left []string
-	mounts, _ := os.ReadFile("/proc/self/mountinfo")
-	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, base+"/") {
-			left = append(left, "mount: "+strings.TrimSpace(line))
-		}
+	for _, point := range mountsBelow(base) {
+		left = append(left, "mount: "+point)
 	}
 	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, path := range loops {

@@ -56,7 +56,7 @@ func runConvert(ctx context.Context, o convertOptions, stdout, stderr io.Writer)
 	if err != nil {
 		return err
 	}
-	if o.platform, err = platformFlag(o.platform); err != nil {
+	if _, err = platformFlag(o.platform); err != nil {
 		return err
 	}
 	source, err := absoluteSource(o.source)
@@ -96,16 +96,16 @@ func newName(s string) (image.Ref, error) {
 	return name, nil
 }
 
-// platformFlag checks --platform; empty stays empty.
-func platformFlag(s string) (string, error) {
+// platformFlag reads --platform; empty is zero.
+func platformFlag(s string) (image.Platform, error) {
 	if s == "" {
-		return "", nil
+		return image.Platform{}, nil
 	}
 	p, err := image.ParsePlatform(s)
 	if err != nil {
-		return "", usageError(fmt.Sprintf("--platform %s: want OS/ARCH[/VARIANT], such as linux/amd64 or linux/arm/v7", s))
+		return p, usageError(fmt.Sprintf("--platform %s: want OS/ARCH[/VARIANT], such as linux/amd64 or linux/arm/v7", s))
 	}
-	return p.String(), nil
+	return p, nil
 }
 
 // absoluteSource makes the path in SRC absolute: the data folder's server, which

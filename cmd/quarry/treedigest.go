@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"quarry/converter"
 	"quarry/converter/tree"
 	"quarry/rafs"
 	"quarry/store/chunk"
@@ -18,11 +19,12 @@ func newTreeDigest() *cobra.Command {
 	var platform string
 	var size int64
 	c := &cobra.Command{
-		Use:   "treedigest DIR|IMAGE",
-		Short: "print the tree digest of a folder or of a stored image",
+		Use:   "treedigest SRC|DIR|IMAGE",
+		Short: "print the tree digest of a source, a folder or a stored image",
 		Long: `treedigest prints one digest over every path, its metadata and content. A folder on
-disk (its path begins with / or a dot, such as ./rootfs), a mounted image and the stored
-image have the same digest when they are the same tree.`,
+disk (its path begins with / or a dot, such as ./rootfs), a mounted image, the stored image
+and the OCI image it was made of (SRC as convert takes it) have the same digest when they
+are the same tree.`,
 		Args: exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return runTreeDigest(c.Context(), t, args[0], platform, size, c.OutOrStdout())
@@ -30,7 +32,7 @@ image have the same digest when they are the same tree.`,
 	}
 	t.flags(c)
 	c.Flags().StringVar(&platform, "platform", "", "OS/ARCH[/VARIANT]; default is this machine's")
-	c.Flags().Int64Var(&size, "chunk-size", chunk.DefaultSize, "chunk size of a folder's digest, in bytes")
+	c.Flags().Int64Var(&size, "chunk-size", chunk.DefaultSize, "chunk size of the digest of a source or folder, in bytes")
 	return c
 }
 
@@ -44,12 +46,19 @@ func runTreeDigest(ctx context.Context, t target, what, platform string, size in
 }
 
 func treeOf(ctx context.Context, t target, what, platform string, size int64) (*rafs.Tree, error) {
+	if !chunk.ValidSize(size) {
+		return nil, usageError(fmt.Sprintf("--chunk-size %d: want a power of two from %d to %d", size, chunk.MinSize, chunk.MaxSize))
+	}
 	// A name cannot begin so; what exists in this folder must not change the answer.
 	if strings.HasPrefix(what, "/") || strings.HasPrefix(what, ".") {
-		if !chunk.ValidSize(size) {
-			return nil, usageError(fmt.Sprintf("--chunk-size %d: want a power of two from %d to %d", size, chunk.MinSize, chunk.MaxSize))
-		}
 		return tree.FromDir(ctx, what, uint32(size))
+	}
+	if strings.HasPrefix(what, "oci:") || strings.HasPrefix(what, "oci-archive:") {
+		p, err := platformFlag(platform)
+		if err != nil {
+			return nil, err
+		}
+		return converter.SourceTree(ctx, what, p, uint32(size))
 	}
 	_, im, c, err := storedTree(ctx, t, what, platform)
 	if err != nil {

@@ -50,14 +50,8 @@ func (w *workerFlags) wanted(name string) (ref image.Ref, p image.Platform, err 
 	if w.platform == "" {
 		return ref, image.HostPlatform(), nil
 	}
-	text, err := platformFlag(w.platform)
-	if err != nil {
-		return ref, p, err
-	}
-	if p, err = image.ParsePlatform(text); err != nil {
-		return ref, p, err
-	}
-	return ref, p, nil
+	p, err = platformFlag(w.platform)
+	return ref, p, err
 }
 
 // worker opens this machine's worker and sweeps what killed commands left in it.

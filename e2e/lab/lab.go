@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -42,18 +43,18 @@ func (l *Lab) Path(elem ...string) string {
 	return filepath.Join(append([]string{l.Dir}, elem...)...)
 }
 
-// Close ends the worker's processes by sweeping its folders, and removes the lab.
+// Close ends the background processes that work in the lab, which would end by
+// themselves in ten seconds, and removes it.
 func (l *Lab) Close() error {
-	// Background servers and readers end by themselves when idle; a mount that a
-	// failed step left must be ended first, or its folder cannot be removed.
-	mounts, err := filepath.Glob(l.Path("*", "mounts", "*", "shim.json"))
+	procs, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
 	}
-	for _, path := range mounts {
-		var shim struct{ PID int }
-		if raw, err := os.ReadFile(path); err == nil && json.Unmarshal(raw, &shim) == nil {
-			syscall.Kill(shim.PID, syscall.SIGTERM)
+	for _, p := range procs {
+		args, err := os.ReadFile(filepath.Join("/proc", p.Name(), "cmdline"))
+		pid, numErr := strconv.Atoi(p.Name())
+		if err == nil && numErr == nil && pid != os.Getpid() && bytes.Contains(args, []byte(l.Dir+"/")) {
+			syscall.Kill(pid, syscall.SIGTERM)
 		}
 	}
 	for range 100 {

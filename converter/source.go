@@ -1,0 +1,53 @@
+package converter
+
+import (
+	"context"
+	"fmt"
+
+	"quarry/converter/layer"
+	"quarry/converter/oci"
+	"quarry/rafs"
+	"quarry/store"
+	"quarry/store/chunk"
+	"quarry/store/image"
+)
+
+// SourceTree returns the tree that Convert would make of a source, without a
+// store: every layer is read and verified, and its content hashed and dropped.
+// Errors: *InputError, ctx's.
+func SourceTree(ctx context.Context, source string, p image.Platform, chunkSize uint32) (*rafs.Tree, error) {
+	im, err := oci.Open(ctx, source, p)
+	if err != nil {
+		return nil, inputError(ctx, err)
+	}
+	defer im.Close()
+	c := &conversion{cfg: Config{ChunkSize: chunkSize}, image: im}
+	recs := make([]*image.LayerRecord, len(im.Layers))
+	for i, l := range im.Layers {
+		if recs[i], err = hashLayer(ctx, im, i, chunkSize); err != nil {
+			return nil, inputError(ctx, fmt.Errorf("layer %d of %d, %s: %w", i+1, len(im.Layers), l.Digest, err))
+		}
+		if err := c.compare(i, recs[i]); err != nil {
+			return nil, err
+		}
+	}
+	return c.merge(recs)
+}
+
+func hashLayer(ctx context.Context, im *oci.Image, i int, chunkSize uint32) (*image.LayerRecord, error) {
+	r, err := im.LayerReader(i)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close() // it was only read
+	l := im.Layers[i]
+	return layer.Read(ctx, r, layer.Descriptor{Digest: l.Digest, Size: l.Size}, hasher{}, layer.Config{ChunkSize: chunkSize})
+}
+
+// hasher is a store.Putter that keeps nothing.
+type hasher struct{}
+
+var _ store.Putter = hasher{}
+
+// Put implements store.Putter.
+func (hasher) Put(_ context.Context, p []byte) (chunk.Digest, error) { return chunk.Sum(p), nil }
