@@ -48,12 +48,23 @@ func (r *root) stat(name string) (unix.Stat_t, error) {
 		return st, err
 	}
 	defer f.Close()
-	return st, unix.Fstat(int(f.Fd()), &st)
+	err = unix.Fstat(int(f.Fd()), &st)
+	return st, err
 }
 
-func (r *root) isDir(name string) bool {
+// isDir reports whether the folder is there; something else in its place is an
+// error.
+func (r *root) isDir(name string) (bool, error) {
 	st, err := r.stat(name)
-	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	case err != nil:
+		return false, err
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return false, &os.PathError{Op: "open in image", Path: name, Err: unix.ENOTDIR}
+	}
+	return true, nil
 }
 
 // checkCommand tells a missing command from one that cannot be executed before

@@ -144,3 +144,17 @@ func TestLaterEnvironmentWins(t *testing.T) {
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }
+
+func TestAWorkingDirectoryIsAFolderOrMissing(t *testing.T) {
+	r := rootOf(t, map[string]string{"dir/file": "x"}, map[string]string{"link": "/dir", "loop": "loop"})
+	for name, want := range map[string]bool{"/": true, "/dir": true, "/link": true, "/none": false, "/none/below": false} {
+		if got, err := r.isDir(name); err != nil || got != want {
+			t.Errorf("%s: got %t, %v, want %t", name, got, err, want)
+		}
+	}
+	for _, bad := range []string{"/dir/file", "/dir/file/x", "/loop"} {
+		if got, err := r.isDir(bad); err == nil {
+			t.Errorf("%s: got %t, want an error", bad, got)
+		}
+	}
+}

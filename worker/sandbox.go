@@ -3,6 +3,7 @@ package worker
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -145,7 +146,7 @@ func (b *sandbox) goferPID() (int, error) {
 // runsc returns a call of runsc with this sandbox's own state folder.
 func (b *sandbox) runsc(ctx context.Context, args ...string) *exec.Cmd {
 	global := []string{
-		"--root", filepath.Join(b.dir, "runsc"), "--log", filepath.Join(b.dir, "runsc.log"),
+		"--root", filepath.Join(b.dir, "runsc"), "--log", filepath.Join(b.dir, "runsc.log"), "--log-format", "json",
 		"--platform", "systrap", "--network", "none", "--ignore-cgroups",
 		"--host-uds", "none", "--allow-suid",
 		"--overlay2", "root:dir=" + filepath.Join(b.dir, "upper"),
@@ -220,19 +221,17 @@ func (b *sandbox) start(ctx context.Context, streams *stdio) error {
 	return fmt.Errorf("runsc did not start the sandbox: %w: %s", err, b.failure())
 }
 
-// failure returns runsc's last word from its log.
+// failure returns runsc's last error from its log, of JSON lines.
 func (b *sandbox) failure() string {
 	raw, err := readBounded(filepath.Join(b.dir, "runsc.log"), maxJSON)
 	if err != nil {
 		return err.Error()
 	}
-	last := ""
-	for line := range strings.Lines(string(raw)) {
-		if _, msg, ok := strings.Cut(line, "FATAL ERROR: "); ok {
-			last = strings.TrimSpace(msg)
-		} else if strings.TrimSpace(line) != "" && last == "" {
-			last = strings.TrimSpace(line)
-		}
+	last := strings.TrimSpace(string(raw))
+	last = last[strings.LastIndexByte(last, '\n')+1:]
+	var line struct{ Msg string }
+	if json.Unmarshal([]byte(last), &line) == nil && line.Msg != "" {
+		return line.Msg
 	}
 	return last
 }

@@ -44,7 +44,10 @@ func newSpec(im *Image, root string, c Command) (*specs.Spec, error) {
 		return nil, err
 	}
 	mounts := baseMounts()
-	if !r.isDir(p.Cwd) {
+	switch there, err := r.isDir(p.Cwd); {
+	case err != nil:
+		return nil, fmt.Errorf("working directory %q: %w", p.Cwd, err)
+	case !there:
 		// The runtimes make a missing working directory; the image cannot be
 		// written, so it becomes a mount point.
 		mounts = append(mounts, specs.Mount{Destination: p.Cwd, Type: "tmpfs", Source: "tmpfs"})
