@@ -13,7 +13,7 @@ export QUARRY_DEBS := $(CACHE)/debs
 # The version quarry doctor names is the one that is installed here.
 RUNSC := $(shell sed -n 's/^const runscModule = "\(.*\)"/\1/p' cmd/quarry/doctor.go)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-PACKAGES := debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps
+PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 SOURCES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cache/*') go.mod go.sum
 
