@@ -54,7 +54,7 @@ func (w *Worker) Acquire(ctx context.Context, im *Image) (*Mount, error) {
 		mt.ref, err = proc.TryLock(mt.path)
 	}
 	if err != nil {
-		return nil, errors.Join(err, w.stopIfUnused(context.WithoutCancel(ctx), dir))
+		return nil, errors.Join(err, w.stopIfUnused(context.WithoutCancel(ctx), dir, 0))
 	}
 	return mt, nil
 }
@@ -72,7 +72,7 @@ func (mt *Mount) Release(ctx context.Context) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return mt.w.stopIfUnused(ctx, dir)
+	return mt.w.stopIfUnused(ctx, dir, cloneGrace)
 }
 
 // poll is how often something is looked at again that tells nobody of a change.
@@ -178,11 +178,22 @@ func runShim(ctx context.Context, args []string, logPath string) error {
 	return fmt.Errorf("the shim ended (%w): %s", errors.Join(err, waitErr), proc.LastLine(logPath))
 }
 
-// stopIfUnused ends the shim when the mount has no user; the caller holds the
-// image's lock.
-func (w *Worker) stopIfUnused(ctx context.Context, dir string) error {
-	if used, err := inUse(dir); used || err != nil {
-		return err
+// cloneGrace is how long a mount may be in use by another mount namespace alone
+// before that counts: a starting sandbox's gofer holds copies of all mounts of
+// this machine until it has left them.
+const cloneGrace = 3 * time.Second
+
+// stopIfUnused ends the shim when the mount has no user, and waits for a use
+// that is about to end for at most grace; the caller holds the image's lock.
+func (w *Worker) stopIfUnused(ctx context.Context, dir string, grace time.Duration) error {
+	for deadline := time.Now().Add(grace); ; time.Sleep(4 * poll) {
+		use, err := inUse(dir)
+		if err != nil || use == usedHere || use == usedElsewhere && time.Now().After(deadline) {
+			return err
+		}
+		if use == unused {
+			break
+		}
 	}
 	if err := attach.End(ctx, dir); err != nil {
 		return err
@@ -190,12 +201,21 @@ func (w *Worker) stopIfUnused(ctx context.Context, dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// inUse reports whether a mount has a user, and removes the reference files of
+// use says who uses a mount.
+type use int
+
+const (
+	unused        use = iota
+	usedElsewhere     // by a mount in another mount namespace
+	usedHere          // by a process, or by a mount in this namespace
+)
+
+// inUse reports who uses a mount, and removes the reference files of
 // processes that have ended.
-func inUse(dir string) (bool, error) {
+func inUse(dir string) (use, error) {
 	refs, err := os.ReadDir(filepath.Join(dir, "refs"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return true, err
+		return usedHere, err
 	}
 	live := false
 	for _, e := range refs {
@@ -206,25 +226,25 @@ func inUse(dir string) (bool, error) {
 			continue
 		}
 		if err != nil {
-			return true, err
+			return usedHere, err
 		}
 		err = os.Remove(path)
 		l.Unlock()
 		if err != nil {
-			return true, err
+			return usedHere, err
 		}
 	}
 	if live {
-		return true, nil
+		return usedHere, nil
 	}
 	root := filepath.Join(dir, "root")
 	dev, err := deviceOf(root)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return unused, nil
 	}
 	parent, parentErr := deviceOf(dir)
 	if err != nil || parentErr != nil || dev == parent { // nothing is mounted there
-		return false, parentErr
+		return unused, parentErr
 	}
 	return mountedElsewhere(dev, root)
 }
@@ -286,13 +306,17 @@ func mountTarget(target string) (string, error) {
 }
 
 // mountedElsewhere reports whether a process on this machine sees the device
-// mounted in a place other than root, in whatever mount namespace.
-func mountedElsewhere(dev uint64, root string) (bool, error) {
+// mounted in a place other than root, in this mount namespace or another.
+func mountedElsewhere(dev uint64, root string) (use, error) {
 	procs, err := os.ReadDir("/proc")
 	if err != nil {
-		return true, err
+		return usedHere, err
 	}
-	field := fmt.Sprintf(" %d:%d ", unix.Major(dev), unix.Minor(dev))
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return usedHere, err
+	}
+	found := unused
 	seen := map[string]bool{}
 	for _, p := range procs {
 		if _, err := strconv.Atoi(p.Name()); err != nil {
@@ -307,15 +331,28 @@ func mountedElsewhere(dev uint64, root string) (bool, error) {
 			continue
 		}
 		seen[ns] = true
-		for line := range strings.Lines(string(raw)) {
-			const pointField = 4
-			f := strings.Fields(line)
-			if strings.Contains(line, field) && len(f) > pointField && f[pointField] != escapeMount.Replace(root) {
-				return true, nil
-			}
+		if !mountedBeside(string(raw), dev, root) {
+			continue
+		}
+		if ns == own {
+			return usedHere, nil
+		}
+		found = usedElsewhere
+	}
+	return found, nil
+}
+
+// mountedBeside looks for the device in a mount table, in a place other than root.
+func mountedBeside(table string, dev uint64, root string) bool {
+	field := fmt.Sprintf(" %d:%d ", unix.Major(dev), unix.Minor(dev))
+	for line := range strings.Lines(table) {
+		const pointField = 4
+		f := strings.Fields(line)
+		if strings.Contains(line, field) && len(f) > pointField && f[pointField] != escapeMount.Replace(root) {
+			return true
 		}
 	}
-	return false, nil
+	return false
 }
 
 // escapeMount writes a path as mountinfo does.
@@ -368,7 +405,7 @@ func (w *Worker) UnmountAt(ctx context.Context, target string) error {
 	if err := unmountBind(abs); err != nil {
 		return err
 	}
-	return w.stopIfUnused(ctx, dir)
+	return w.stopIfUnused(ctx, dir, cloneGrace)
 }
 
 func unmountBind(path string) error {

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"quarry/internal/proc"
 	"quarry/nbd/attach"
 )
@@ -105,14 +107,31 @@ func TestAMountIsInUseWhileAProcessHoldsAReference(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if used, err := inUse(dir); !used || err != nil {
-		t.Errorf("with a live reference: %t, %v", used, err)
+	if got, err := inUse(dir); got != usedHere || err != nil {
+		t.Errorf("with a live reference: %v, %v", got, err)
 	}
 	l.Unlock()
-	if used, err := inUse(dir); used || err != nil {
-		t.Errorf("with a dead reference: %t, %v", used, err)
+	if got, err := inUse(dir); got != unused || err != nil {
+		t.Errorf("with a dead reference: %v, %v", got, err)
 	}
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the dead reference is left: %v", err)
+	}
+}
+
+func TestAnotherMountOfTheDeviceIsAUse(t *testing.T) {
+	const table = "30 24 0:27 / / rw - tmpfs tmpfs rw\n" +
+		"31 30 7:3 / /w/mounts/x/root ro,nosuid,nodev - erofs /dev/loop3 ro\n"
+	dev := unix.Mkdev(7, 3)
+	if mountedBeside(table, dev, "/w/mounts/x/root") {
+		t.Error("the mount itself, or a namespace's copy of it, counts as a use")
+	}
+	for _, point := range []string{"/mnt", `/mnt/a\040b`} {
+		if !mountedBeside(table+"32 30 7:3 / "+point+" ro - erofs /dev/loop3 ro\n", dev, "/w/mounts/x/root") {
+			t.Errorf("a bind mount on %s does not count", point)
+		}
+	}
+	if mountedBeside(table, unix.Mkdev(7, 30), "/w") {
+		t.Error("another device counts")
 	}
 }
