@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -189,7 +188,7 @@ func TestShimThatLostItsFolderLeavesItToTheNext(t *testing.T) {
 	r := newRig(t)
 	r.startShim()
 	first := r.shim
-	first.Process.Signal(syscall.SIGSTOP)
+	stop(t, first.Process.Pid)
 	if err := os.Remove(filepath.Join(r.dir, "lock")); err != nil {
 		t.Fatal(err)
 	}
@@ -202,6 +201,18 @@ func TestShimThatLostItsFolderLeavesItToTheNext(t *testing.T) {
 		t.Errorf("state is %+v, %v; want the second shim's", state, err)
 	}
 	r.compareTree()
+}
+
+// stop stops a child with all its threads: the signal alone only asks for it.
+func stop(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var status syscall.WaitStatus
+	if got, err := syscall.Wait4(pid, &status, syscall.WUNTRACED, nil); err != nil || got != pid || !status.Stopped() {
+		t.Fatalf("wait for %d to stop: %d, %v, %#x", pid, got, err, status)
+	}
 }
 
 func newestShim(r *rig) int {
@@ -217,7 +228,7 @@ func TestStateOfAShimInAnotherPIDNamespace(t *testing.T) {
 	r := newRig(t)
 	shim := r.shimCommand()
 	args := append([]string{"--pid", "--fork", "--mount-proc", "--kill-child", "--propagation", "unchanged"}, shim.Args...)
-	r.shim = exec.Command(need.Tool(t, "unshare"), args...)
+	r.shim = r.command(need.Tool(t, "unshare"), args...)
 	r.shim.Stderr = &r.stderr
 	expectLine(t, r.shim, "ready")
 	state, err := attach.ReadState(r.dir)

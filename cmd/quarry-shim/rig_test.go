@@ -107,6 +107,7 @@ type rig struct {
 	dir    string // of the mount
 	reader *exec.Cmd
 	shim   *exec.Cmd
+	shims  []*exec.Cmd  // all that shimCommand made
 	stderr bytes.Buffer // of the shim; read it after the shim has ended
 }
 
@@ -190,8 +191,19 @@ func (r *rig) shimCommand(args ...string) *exec.Cmd {
 		r.t.Fatal(err)
 	}
 	args = append([]string{"--socket", r.socket, "--export", "image", "--size", r.size(), "--dir", r.dir, "--read-ahead", "0"}, args...)
-	cmd := exec.Command(path, args...)
+	return r.command(path, args...)
+}
+
+// shimDeadline is for one test: whatever happens, a shim ends and the test says
+// what it waited for.
+const shimDeadline = 2 * time.Minute
+
+// command is a shim in a session of its own that ends with the test.
+func (r *rig) command(path string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(within(r.t, shimDeadline), path, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.WaitDelay = 10 * time.Second // a process that keeps the pipes must not keep the test
+	r.shims = append(r.shims, cmd)
 	return cmd
 }
 
@@ -223,9 +235,11 @@ func expectLine(t *testing.T, cmd *exec.Cmd, want string) {
 }
 
 func (r *rig) cleanup() {
-	if r.shim != nil && r.shim.ProcessState == nil {
-		r.shim.Process.Kill()
-		r.shim.Wait()
+	for _, shim := range r.shims {
+		if shim.Process != nil && shim.ProcessState == nil {
+			shim.Process.Kill() // also when it is stopped
+			shim.Wait()
+		}
 	}
 	r.killReader()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
