@@ -82,7 +82,9 @@ func unmountAll(ctx context.Context, path string, grace time.Duration, stuck fun
 		switch {
 		case errors.Is(err, unix.EBUSY) && flags&unix.MNT_DETACH == 0:
 			sleep(ctx, 20*time.Millisecond)
-		case err != nil && !errors.Is(err, unix.EINVAL): // EINVAL: another was faster
+		case errors.Is(err, unix.EINVAL) && time.Now().Before(lazyAt.Add(stuckAfter)): // another was faster
+			sleep(ctx, 5*time.Millisecond)
+		case err != nil:
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}
 	}
