@@ -47,27 +47,34 @@ var arrows = map[string][]string{
 	"store/check":     {"rafs", "signer", "store", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed"},
 	"api":             join(ground, formats, "store/packed"),
 	"api/client":      join(ground, formats, "api"),
-	"converter":       join(ground, formats, "store/packed", "converter/oci", "converter/tree", "converter/layer"),
-	"converter/oci":   {"store/chunk", "store/image"},
+	"converter":       join(ground, formats, "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
+	"converter/proof": {"converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
+	"converter/oci":   {"converter/layer", "store/chunk", "store/image"},
 	"converter/layer": {"rafs", "store", "store/chunk", "store/image"},
 	"converter/tree":  {"rafs", "store", "store/chunk", "store/image"},
 	"worker":          {"nbd", "nbd/attach", "nbd/blockdev", "rafs", "signer", "store", "store/chunk", "store/image", "internal/durable", "internal/proc"},
 
 	// Programs.
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/packed",
-		"internal/proc", "store/check", "api", "api/client", "converter", "converter/oci", "converter/tree", "worker"),
+		"internal/proc", "store/check", "api", "api/client", "converter", "converter/oci", "converter/proof", "converter/tree", "worker"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
 
 	// What only tests import. None of these names stands in a row above.
 	"internal/archtest":       {},
+	"internal/layermodel":     {"internal/testimage"},
 	"internal/need":           {},
 	"internal/testimage":      {},
 	"store/bucket/buckettest": {"store/bucket"},
 	"store/storetest":         {"store", "store/chunk"},
 	"api/apitest":             join(ground, formats, "api", "store/packed", "store/bucket/mem", "chunkindex"),
 	"e2e/lab":                 {},
-	"e2e/bench":               {"e2e/lab"},
+	"chunkindex/indextest":    {"chunkindex", "store/chunk", "store/pack"},
+	"e2e/bench":               {"e2e/lab", "chunkindex", "chunkindex/indextest", "store/chunk"},
 	"e2e/demo":                {"e2e/lab"},
+	"e2e/vm":                  {"internal/proc"},
+	"e2e/corpus":              {"e2e/lab", "e2e/corpus/build", "e2e/corpus/measure"},
+	"e2e/corpus/build":        {},
+	"e2e/corpus/measure":      {"api", "chunkindex", "converter/layer", "converter/oci", "converter/tree", "rafs", "store", "store/chunk", "store/image", "store/pack"},
 }
 
 // onlyIn says which package alone may import a module of others.

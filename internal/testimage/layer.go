@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -110,13 +111,17 @@ func Gzip(t testing.TB, p []byte) []byte {
 	return b.Bytes()
 }
 
+// encoder is made once: a new one costs megabytes.
+var encoder = sync.OnceValues(func() (*zstd.Encoder, error) {
+	return zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
+})
+
 // Zstd compresses p as one zstd frame.
 func Zstd(t testing.TB, p []byte) []byte {
 	t.Helper()
-	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
+	w, err := encoder()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close()
 	return w.EncodeAll(p, nil)
 }
