@@ -12,8 +12,11 @@ import (
 )
 
 const (
-	layerMagic   = "quarryLR"
-	layerVersion = 1
+	layerMagic = "quarryLR"
+	// layerVersion changes with the format, and with every change of what
+	// converter/layer makes of a layer: a record made otherwise would give an image
+	// that depends on when its layers were read.
+	layerVersion = 2
 	layerHeader  = 8 + 4 + 4 + 32 + 32 + 8 + 8
 	layerMAC     = sha256.Size
 	// MACKeySize is the least length of a MAC key in bytes, HMAC-SHA256's own.

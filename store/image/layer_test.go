@@ -106,10 +106,12 @@ func TestDecodeLayerRefuses(t *testing.T) {
 	if _, err := image.DecodeLayer(good, macKey[1:]); err == nil || !strings.Contains(err.Error(), "at least 32") {
 		t.Errorf("a short key: %v", err)
 	}
-	newer := bytes.Clone(good)
-	newer[8] = 2
-	if _, err := image.DecodeLayer(newer, macKey); !errors.Is(err, image.ErrVersion) || !strings.Contains(err.Error(), "version 2") {
-		t.Errorf("a newer version: %v, want ErrVersion", err)
+	for _, version := range []byte{0, 1, 3} {
+		other := bytes.Clone(good)
+		other[8] = version
+		if _, err := image.DecodeLayer(other, macKey); !errors.Is(err, image.ErrVersion) || !strings.Contains(err.Error(), fmt.Sprintf("version %d", version)) {
+			t.Errorf("version %d: %v, want ErrVersion", version, err)
+		}
 	}
 	if _, err := image.DecodeLayer(append(bytes.Clone(good), 0), macKey); !errors.Is(err, image.ErrBadMAC) {
 		t.Errorf("a trailing byte: %v, want ErrBadMAC", err)
