@@ -66,6 +66,7 @@ var (
 	ErrImageUnknown    = errors.New("image not found")
 	ErrPlatformUnknown = errors.New("platform not found")
 	ErrImageFailed     = errors.New("image conversion failed")
+	ErrSource          = errors.New("source is out of reach")
 	ErrPending         = errors.New("image is not ready")
 	ErrUnsigned        = errors.New("image is not signed yet")
 	ErrLeaseUnknown    = errors.New("lease not found")
@@ -103,6 +104,7 @@ var errorTable = []errorRow{
 	{ErrImageUnknown, http.StatusNotFound, "image_unknown", false, BlameUser},
 	{ErrPlatformUnknown, http.StatusNotFound, "platform_unknown", false, BlameUser},
 	{ErrImageFailed, http.StatusUnprocessableEntity, "image_failed", false, BlameUser},
+	{ErrSource, http.StatusBadGateway, "source_unavailable", true, BlameInfra},
 	{ErrPending, http.StatusAccepted, StatusPending, true, BlameInfra},
 	{ErrUnsigned, http.StatusAccepted, StatusUnsigned, true, BlameInfra},
 	{ErrLeaseUnknown, http.StatusNotFound, "lease_unknown", false, BlameUser},

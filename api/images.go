@@ -57,7 +57,11 @@ func (h *Handler) serveImage(ctx context.Context, w *response, rt route) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, Image{Status: StatusReady, Name: s.name, Image: s.image})
+	f, err := h.failure(ctx, rt.ref)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, Image{Status: StatusReady, Name: s.name, Image: s.image, Failure: f})
 }
 
 // signedImage is what the store has to prove what an image is.
@@ -73,7 +77,7 @@ type signedImage struct {
 func (h *Handler) signed(ctx context.Context, rt route) (*signedImage, error) {
 	source, nameEnv, err := h.resolve(rt.ref)
 	if err != nil {
-		return nil, err
+		return nil, h.whyNone(ctx, rt.ref, err)
 	}
 	p, err := h.choosePlatform(ctx, rt, source)
 	if err != nil {
@@ -247,18 +251,4 @@ func (h *Handler) signatures(ctx context.Context, source chunk.Digest, p image.P
 		sigs, last = append(sigs, sig), obj.Key
 	}
 	return sigs, nil
-}
-
-func (h *Handler) deleteName(ctx context.Context, w *response, rt route) error {
-	if rt.ref.Digest != nil {
-		return fmt.Errorf("%w: %s: names are deleted by tag, not by digest", ErrBadRequest, rt.ref)
-	}
-	if _, _, err := h.resolve(rt.ref); err != nil {
-		return err
-	}
-	if err := h.cfg.Names.DeleteName(ctx, rt.ref.Repo, rt.ref.Tag); err != nil {
-		return fmt.Errorf("delete name %s: %w", rt.ref, err)
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
 }

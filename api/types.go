@@ -2,8 +2,10 @@ package api
 
 import (
 	"encoding/json"
+	"log/slog"
 
 	"quarry/store/chunk"
+	"quarry/store/image"
 )
 
 // Header and media type names of the contract.
@@ -47,6 +49,9 @@ type Image struct {
 	Status string          `json:"status"`
 	Name   json.RawMessage `json:"name"`  // DSSE envelope of the name statement, null when asked by digest or unsigned
 	Image  json.RawMessage `json:"image"` // DSSE envelope of the image statement, null unless ready
+	// Failure is there when the image was asked for by tag and the newest
+	// conversion of the tag did not end well; the image is an older one then.
+	Failure *image.Failure `json:"failure,omitempty"`
 }
 
 // NameInfo is one entry of the list of names.
@@ -74,7 +79,36 @@ type ConvertRequest struct {
 	Source   string `json:"source"`
 	Name     string `json:"name"`
 	Platform string `json:"platform,omitempty"`
+	// Credentials are for the registry that Source names, from the caller's own
+	// files: the server has another user's, or none. They are used for this
+	// request and kept nowhere.
+	Credentials *Credentials `json:"credentials,omitempty"`
+	// Limits are bounds of this conversion by name, in place of the server's.
+	Limits map[string]int64 `json:"limits,omitempty"`
 }
+
+// Credentials are what a registry is shown.
+type Credentials struct {
+	Username      string `json:"username,omitempty"`
+	Password      Secret `json:"password,omitempty"`
+	IdentityToken Secret `json:"identity_token,omitempty"`
+	RegistryToken Secret `json:"registry_token,omitempty"`
+}
+
+// Secret is a word that is seen on the local socket only: it prints and logs as
+// [redacted].
+type Secret string
+
+const redacted = "[redacted]"
+
+// String implements fmt.Stringer.
+func (Secret) String() string { return redacted }
+
+// GoString implements fmt.GoStringer, for %#v.
+func (Secret) GoString() string { return redacted }
+
+// LogValue implements slog.LogValuer.
+func (Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
 
 // Progress is one step of long work.
 type Progress struct {

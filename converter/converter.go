@@ -27,7 +27,7 @@ import (
 
 // Version stands in image statements. It changes with every change of the code
 // that gives one source another bootstrap, and only then.
-const Version = "quarry-converter/1"
+const Version = "quarry-converter/2"
 
 // Config says where images go and what their making may cost.
 type Config struct {
@@ -47,6 +47,7 @@ type Config struct {
 	Workers     int
 	LayerLimits layer.Limits // zero fields mean the defaults
 	TreeLimits  tree.Limits  // zero fields mean the defaults
+	TmpDir      string       // for the plain bytes of compressed archives; "" = os.TempDir
 	// Progress is told what happens; never concurrently. nil = nobody asks.
 	Progress func(Event)
 	Now      func() time.Time // nil = time.Now
@@ -58,6 +59,8 @@ type Request struct {
 	Source   string         // as oci.Open takes it
 	Name     image.Ref      // repository and tag to move to the image; zero: none
 	Platform image.Platform // zero: as oci.Open chooses
+	// Credentials are for the registry of a registry:// source.
+	Credentials oci.Credentials
 }
 
 // Event tells how far one layer is.
@@ -94,9 +97,10 @@ func (e *InputError) Error() string { return e.Err.Error() }
 // Unwrap returns what is wrong with the source.
 func (e *InputError) Unwrap() error { return e.Err }
 
-// inputError blames the source, unless the caller has gone.
+// inputError blames the source, unless the caller has gone or a registry did not
+// answer, which may be another day.
 func inputError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || errors.Is(err, oci.ErrUnavailable) {
 		return err
 	}
 	return &InputError{err}
@@ -111,11 +115,21 @@ func Convert(ctx context.Context, cfg Config, req Request) (*Result, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("convert %s: %w", req.Source, err)
 	}
-	c := &conversion{cfg: cfg.withDefaults(), req: req}
-	if err := c.run(ctx); err != nil {
+	c := &conversion{cfg: cfg.withDefaults(), req: req, encode: rafs.Encode}
+	if err := c.convert(ctx); err != nil {
 		return nil, fmt.Errorf("convert %s: %w", req.Source, err)
 	}
 	return &c.result, nil
+}
+
+// convert is run with its failure record.
+func (c *conversion) convert(ctx context.Context) error {
+	err := c.recall(ctx)
+	if err == nil {
+		err = c.run(ctx)
+	}
+	c.end(ctx, err)
+	return err
 }
 
 func (cfg Config) validate() error {
@@ -147,15 +161,27 @@ type conversion struct {
 	req   Request
 	image *oci.Image
 
-	mu     sync.Mutex // guards result and calls of Progress while layers are read
-	result Result
+	encode func(*rafs.Tree) ([]byte, error) // rafs.Encode
+
+	recorded bool // there is a failure record of the name
+	doubted  bool // an earlier conversion left it
+
+	beginning sync.Mutex // guards begun, and is held while the record is written
+	begun     bool
+
+	mu          sync.Mutex // guards what follows and calls of Progress while layers are read
+	result      Result
+	recordBytes int64            // of the layers read so far, under mu
+	fresh       [][]chunk.Digest // the chunks that this conversion stored, of each layer
 }
 
 // run writes in the order of design.md section 7: packs, journal and index in
 // Store.Write, then layer records, bootstrap, image statement, name statement.
 // Whatever a crash leaves is referred to by nothing.
 func (c *conversion) run(ctx context.Context) error {
-	im, err := oci.Open(ctx, c.req.Source, c.req.Platform)
+	im, err := oci.Open(ctx, c.req.Source, oci.Config{
+		Platform: c.req.Platform, Credentials: c.req.Credentials, TmpDir: c.cfg.TmpDir, Limits: c.cfg.LayerLimits,
+	})
 	if err != nil {
 		return inputError(ctx, err)
 	}
@@ -208,23 +234,4 @@ func (c *conversion) merge(recs []*image.LayerRecord) (*rafs.Tree, error) {
 		}
 	}
 	return m.Tree(), nil
-}
-
-var errTreeDiffers = errors.New("the bootstrap decodes to another tree than was encoded: this is a bug in quarry, nothing was published")
-
-// encode makes the bootstrap and proves that it says what the tree says.
-func encode(t *rafs.Tree) ([]byte, *rafs.Image, chunk.Digest, error) {
-	want := tree.Digest(t)
-	b, err := rafs.Encode(t)
-	if err != nil {
-		return nil, nil, want, &InputError{err} // a file that RAFS cannot hold
-	}
-	im, err := rafs.Decode(b)
-	if err != nil {
-		return nil, nil, want, fmt.Errorf("decode the bootstrap just encoded: %w", err)
-	}
-	if tree.Digest(im.Tree) != want {
-		return nil, nil, want, errTreeDiffers
-	}
-	return b, im, want, nil
 }

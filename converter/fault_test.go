@@ -129,14 +129,16 @@ func TestACrashBetweenAnyTwoWritesLeavesNoDanglingReference(t *testing.T) {
 	}}
 	s := openStore(t, b, faulty)
 	r := s.convert(t, newer)
-	// Pack, journal, layer record, bootstrap, config, blob, statement, signature, name.
-	if diff := cmp.Diff(order, []string{"packs", "", "layers", "bootstraps", "configs", "blobs", "images", "images", ""}); diff != "" {
+	// The record that one is under way, pack, journal, layer record, bootstrap,
+	// config, blob, statement, signature, name; the record goes.
+	want := []string{"failures", "packs", "", "layers", "bootstraps", "configs", "blobs", "images", "images", "", "failures"}
+	if diff := cmp.Diff(order, want); diff != "" {
 		t.Errorf("order of writes (-got +want):\n%s", diff)
 	}
 	for i, c := range copies {
 		crashed := openStore(t, c, nil)
 		crashed.checkNothingDangles(t)
-		if n, _ := crashed.Catalog.Name("img", "latest"); n.Serial != 1 {
+		if n, _ := crashed.Catalog.Name("img", "latest"); n.Serial != 1 && i < len(copies)-1 {
 			t.Errorf("before write %d the name has serial %d", i, n.Serial)
 		}
 		if got := crashed.convert(t, newer); got.ImageID != r.ImageID {

@@ -1,6 +1,7 @@
 package converter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"quarry/converter/layer"
 	"quarry/converter/oci"
+	"quarry/converter/tree"
 	"quarry/store"
 	"quarry/store/bucket"
 	"quarry/store/chunk"
@@ -29,8 +31,10 @@ func (c *conversion) layers(ctx context.Context) ([]*image.LayerRecord, error) {
 		}
 		first[l.Digest] = i
 		g.Go(func() (err error) {
-			recs[i], err = c.layer(gctx, i)
-			return err
+			if recs[i], err = c.layer(gctx, i); err != nil {
+				return err
+			}
+			return c.count(i, recs[i])
 		})
 	}
 	if err := g.Wait(); err != nil {
@@ -51,10 +55,25 @@ func (c *conversion) layer(ctx context.Context, i int) (*image.LayerRecord, erro
 		return nil, err
 	}
 	if rec == nil {
+		if err := c.begin(ctx); err != nil {
+			return nil, err
+		}
 		return c.read(ctx, i)
 	}
 	c.reused(i)
 	return rec, nil
+}
+
+// count bounds what the records of all layers take in memory together.
+func (c *conversion) count(i int, rec *image.LayerRecord) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.recordBytes += tree.EntryBytes(rec.Entries)
+	if most := cmp.Or(c.cfg.TreeLimits.RecordBytes, tree.DefaultRecordBytes); c.recordBytes > most {
+		return &InputError{fmt.Errorf("layer %d of %d, %s: with it the entries of the layers take more than %d bytes (limit RecordBytes: raise it with --limit RecordBytes=VALUE)",
+			i+1, len(c.image.Layers), c.image.Layers[i].Digest, most)}
+	}
+	return nil
 }
 
 // compare checks what the image says of layer i against what it is. The diffID
@@ -128,9 +147,9 @@ func distinct(rec *image.LayerRecord) []chunk.Digest {
 // durable and its diffID is the one claimed.
 func (c *conversion) read(ctx context.Context, i int) (*image.LayerRecord, error) {
 	l := c.image.Layers[i]
-	r, err := c.image.LayerReader(i)
+	r, err := c.image.LayerReader(ctx, i)
 	if err != nil {
-		return nil, &InputError{err}
+		return nil, inputError(ctx, err)
 	}
 	defer r.Close() // it was only read
 	event := Event{Layer: i + 1, Layers: len(c.image.Layers), Digest: l.Digest, Size: l.Size}
@@ -163,6 +182,7 @@ func (c *conversion) read(ctx context.Context, i int) (*image.LayerRecord, error
 	c.result.NewChunks += stats.NewChunks
 	c.result.NewPlainBytes += stats.NewPlainBytes
 	c.result.NewStoredBytes += stats.NewStoredBytes
+	c.fresh = append(c.fresh, stats.New)
 	c.mu.Unlock()
 	event.Done = true
 	c.progress(event)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"quarry/converter/tree"
 	"quarry/rafs"
 	"quarry/signer"
 	"quarry/store/bucket"
@@ -15,12 +16,18 @@ import (
 	"quarry/store/image"
 )
 
-// publish stores the bootstrap, the config and the image statement, in this
-// order, so that a statement is never there without what it names.
+// publish proves the bootstrap of t and then stores it, the config and the image
+// statement, in this order, so that a statement is never there without what it
+// names.
 func (c *conversion) publish(ctx context.Context, t *rafs.Tree) error {
-	boot, im, treeDigest, err := encode(t)
+	treeDigest := tree.Digest(t)
+	boot, err := c.encode(t)
 	if err != nil {
-		return err
+		return &InputError{err} // a file that RAFS cannot hold
+	}
+	im, err := c.prove(ctx, boot, treeDigest)
+	if err != nil {
+		return fmt.Errorf("nothing was published, because the image could not be proved: %w", err)
 	}
 	s := image.Statement{
 		Source: c.image.Source, Platform: c.image.Platform, Config: c.image.ConfigDigest,
@@ -111,6 +118,7 @@ func (c *conversion) putStatement(ctx context.Context, s image.Statement, payloa
 		return err
 	}
 	if !bytes.Equal(old, payload) {
+		c.warnReplaced(old)
 		if err := c.deleteSignatures(ctx, s); err != nil {
 			return err
 		}
@@ -127,6 +135,16 @@ func (c *conversion) putStatement(ctx context.Context, s image.Statement, payloa
 		return err
 	}
 	return c.putObject(ctx, image.SigKey(s.Source, s.Platform, sig.KeyID), b)
+}
+
+// warnReplaced says that a statement of another converter is replaced, and with
+// it the image id that the source had.
+func (c *conversion) warnReplaced(old []byte) {
+	s, err := image.DecodeStatement(old)
+	if err != nil || s.Converter == Version {
+		return
+	}
+	c.warn("the image of %s by %s is replaced by one of %s: its image id was %s", s.Source, s.Converter, Version, image.ID(old))
 }
 
 func (c *conversion) deleteSignatures(ctx context.Context, s image.Statement) error {

@@ -125,12 +125,12 @@ func (s *store) fail(t *testing.T, src string, words ...string) error {
 }
 
 // objects returns the bytes of all objects but packs, which may differ in how
-// chunks are spread over them.
+// chunks are spread over them, and failure records, which have a time.
 func (s *store) objects(t testing.TB) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for _, key := range buckettest.Keys(t, s.mem, "") {
-		if !strings.HasPrefix(key, "packs/") {
+		if !strings.HasPrefix(key, "packs/") && !strings.HasPrefix(key, image.FailuresPrefix) {
 			all[key] = string(buckettest.Bytes(t, s.mem, key))
 		}
 	}

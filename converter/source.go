@@ -1,6 +1,7 @@
 package converter
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -13,10 +14,15 @@ import (
 )
 
 // SourceTree returns the tree that Convert would make of a source, without a
-// store: every layer is read and verified, and its content hashed and dropped.
+// store: every layer is read and verified, and its content hashed and dropped. A
+// registry is shown the credentials that this user has for it.
 // Errors: *InputError, ctx's.
 func SourceTree(ctx context.Context, source string, p image.Platform, chunkSize uint32) (*rafs.Tree, error) {
-	im, err := oci.Open(ctx, source, p)
+	creds, err := oci.UserCredentials(ctx, source)
+	if err != nil {
+		return nil, inputError(ctx, err)
+	}
+	im, err := oci.Open(ctx, source, oci.Config{Platform: p, Credentials: creds})
 	if err != nil {
 		return nil, inputError(ctx, err)
 	}
@@ -27,7 +33,7 @@ func SourceTree(ctx context.Context, source string, p image.Platform, chunkSize 
 		if recs[i], err = hashLayer(ctx, im, i, chunkSize); err != nil {
 			return nil, inputError(ctx, fmt.Errorf("layer %d of %d, %s: %w", i+1, len(im.Layers), l.Digest, err))
 		}
-		if err := c.compare(i, recs[i]); err != nil {
+		if err := cmp.Or(c.compare(i, recs[i]), c.count(i, recs[i])); err != nil {
 			return nil, err
 		}
 	}
@@ -35,7 +41,7 @@ func SourceTree(ctx context.Context, source string, p image.Platform, chunkSize 
 }
 
 func hashLayer(ctx context.Context, im *oci.Image, i int, chunkSize uint32) (*image.LayerRecord, error) {
-	r, err := im.LayerReader(i)
+	r, err := im.LayerReader(ctx, i)
 	if err != nil {
 		return nil, err
 	}

@@ -55,11 +55,11 @@ func status(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// serve runs quarry serve on a data folder and sets URL: serve DATA. serve stop
-// ends it and wants exit code 0.
+// serve runs quarry serve on a data folder and sets URL: serve DATA [FLAG…]. serve
+// stop ends it and wants exit code 0.
 func serve(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 1 {
-		ts.Fatalf("usage: serve DATA|stop")
+	if neg || len(args) < 1 {
+		ts.Fatalf("usage: serve DATA [FLAG…]|stop")
 	}
 	if s := storyOf(ts); args[0] == "stop" {
 		ts.Check(s.server.Process.Signal(syscall.SIGTERM))
@@ -67,7 +67,7 @@ func serve(ts *testscript.TestScript, neg bool, args []string) {
 		s.server = nil
 		return
 	}
-	startServer(ts, args[0])
+	startServer(ts, args[0], args[1:]...)
 }
 
 // serveNoSign is serve without a signing key: servenosign DATA.

@@ -56,11 +56,17 @@ func TestStories(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(images, "debian", "index.json")); images == "" || err != nil {
 		need.Missing(t, "the Debian image (make images makes it)")
 	}
+	odd := erofsImages(t)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
-		Setup:               setup,
+		Setup: func(e *testscript.Env) error {
+			for name, value := range odd {
+				e.Setenv(name, value)
+			}
+			return setup(e)
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"tinyimage": tinyImage,
 			"flip":      flip,
@@ -70,6 +76,7 @@ func TestStories(t *testing.T) {
 			"nothing":   nothingLeft,
 
 			"status":       status,
+			"registry":     startRegistry,
 			"serve":        serve,
 			"slowserve":    slowServe,
 			"servenosign":  serveNoSign,
@@ -79,6 +86,8 @@ func TestStories(t *testing.T) {
 			"waitexit":     waitExit,
 			"breaklayer":   breakLayer,
 			"comparetrees": compareTrees,
+			"inodeplaces":  inodePlaces,
+			"fsckerofs":    fsckErofs,
 		},
 	})
 }

@@ -24,18 +24,25 @@ const maxPages = 500
 // yet: open them with signer.Open. Errors are *api.Error: of status 202 while
 // the image is not ready, which is for the caller to wait for.
 func (c *Client) Image(ctx context.Context, ref image.Ref, p image.Platform) (name, img []byte, err error) {
+	doc, err := c.ImageStatus(ctx, ref, p)
+	return doc.Name, doc.Image, err
+}
+
+// ImageStatus is Image with what else the server says. A failure that it reports
+// is the server's word: nobody signs it.
+func (c *Client) ImageStatus(ctx context.Context, ref image.Ref, p image.Platform) (api.Image, error) {
 	var doc api.Image
 	path := imagePath(ref) + "?platform=" + url.QueryEscape(p.String())
 	if err := c.getJSON(ctx, request{method: http.MethodGet, path: path}, &doc); err != nil {
-		return nil, nil, err
+		return api.Image{}, err
 	}
 	if doc.Status != api.StatusReady || isNull(doc.Image) || (ref.Digest == nil && isNull(doc.Name)) {
-		return nil, nil, fmt.Errorf("image %s: the server answers 200 without the signed statements", ref)
+		return api.Image{}, fmt.Errorf("image %s: the server answers 200 without the signed statements", ref)
 	}
-	if !isNull(doc.Name) {
-		name = doc.Name
+	if isNull(doc.Name) {
+		doc.Name = nil
 	}
-	return name, doc.Image, nil
+	return doc, nil
 }
 
 func imagePath(ref image.Ref) string {

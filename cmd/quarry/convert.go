@@ -13,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"quarry/api"
+	"quarry/converter/oci"
 	"quarry/store/chunk"
 	"quarry/store/image"
 )
@@ -23,6 +24,7 @@ type convertOptions struct {
 	name     string
 	platform string
 	json     bool
+	limits   limits
 }
 
 func newConvert() *cobra.Command {
@@ -31,9 +33,19 @@ func newConvert() *cobra.Command {
 		Use:   "convert SRC --name REPO[:TAG] --data DIR",
 		Short: "convert an OCI image into a data folder",
 		Long: `convert reads an OCI image, stores its new chunks and publishes it under --name. SRC is
-oci:DIR[:TAG|@DIGEST] or oci-archive:FILE[:TAG]. Layers that this data folder has already
+
+  oci:DIR[:TAG|@DIGEST]                    an OCI layout in a folder
+  oci-archive:FILE[:TAG|@DIGEST]           an OCI layout in a tar file
+  docker-archive:FILE[:REPO:TAG|@DIGEST]   what docker save or podman save writes
+  registry://HOST[:PORT]/REPO[:TAG|@DIGEST]
+
+Tar files may be compressed with gzip or zstd. A registry is asked over https, one on this
+machine over http too, with the credentials of docker's config file ($DOCKER_CONFIG or
+~/.docker; credHelpers and credsStore are used). Layers that this data folder has already
 read are not read again. The last line on stdout is NAME@sha256:<source digest>. A failed
-conversion changes no name.`,
+conversion changes no name; images show says why it failed.
+
+` + limitHelp(),
 		Args: exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			o.source = args[0]
@@ -45,6 +57,7 @@ conversion changes no name.`,
 	f.StringVar(&o.name, "name", "", "REPO[:TAG] to publish the image under; the default tag is latest")
 	f.StringVar(&o.platform, "platform", "", "OS/ARCH[/VARIANT] to take from an image index; default is this machine's")
 	f.BoolVar(&o.json, "json", false, "print the result as JSON before the last line")
+	f.Func("limit", limitUsage, o.limits.set)
 	return c
 }
 
@@ -63,13 +76,17 @@ func runConvert(ctx context.Context, o convertOptions, stdout, stderr io.Writer)
 	if err != nil {
 		return err
 	}
+	creds, err := userCredentials(ctx, source)
+	if err != nil {
+		return err
+	}
 	cl, err := o.target.client(ctx)
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
 	bar := newProgress(stderr)
-	res, err := cl.Convert(ctx, api.ConvertRequest{Source: source, Name: name.String(), Platform: o.platform}, bar.step)
+	res, err := cl.Convert(ctx, api.ConvertRequest{Source: source, Name: name.String(), Platform: o.platform, Credentials: creds, Limits: o.limits}, bar.step)
 	bar.end()
 	if err != nil {
 		return err
@@ -81,6 +98,19 @@ func runConvert(ctx context.Context, o convertOptions, stdout, stderr io.Writer)
 	}
 	_, err = fmt.Fprintf(stdout, "%s@%s\n", res.Name, res.Source)
 	return err
+}
+
+// userCredentials looks up what this user has for the registry of a source: the
+// server that fetches from it may be another user's.
+func userCredentials(ctx context.Context, source string) (*api.Credentials, error) {
+	c, err := oci.UserCredentials(ctx, source)
+	if err != nil || c == (oci.Credentials{}) {
+		return nil, err
+	}
+	return &api.Credentials{
+		Username: c.Username, Password: api.Secret(c.Password),
+		IdentityToken: api.Secret(c.IdentityToken), RegistryToken: api.Secret(c.RegistryToken),
+	}, nil
 }
 
 // newName reads --name. A digest alone is refused: it would be the tag of a

@@ -10,6 +10,7 @@ import (
 
 	"quarry/api"
 	"quarry/converter"
+	"quarry/converter/oci"
 	"quarry/store/check"
 	"quarry/store/image"
 	"quarry/store/packed"
@@ -40,11 +41,20 @@ func (o *owner) convert(ctx context.Context, r api.ConvertRequest, step func(api
 			return api.ConvertResult{}, fmt.Errorf("%w: %w", api.ErrBadRequest, err)
 		}
 	}
+	var bounds converter.Limits
+	if err := errors.Join(bounds.SetAll(o.limits), bounds.SetAll(r.Limits)); err != nil {
+		return api.ConvertResult{}, fmt.Errorf("%w: %w", api.ErrBadRequest, err)
+	}
 	res, err := converter.Convert(ctx, converter.Config{
 		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, ChunkSize: uint32(o.meta.ChunkSize),
 		MACKey: o.macKey, SigningKey: o.signing, Log: log,
+		LayerLimits: bounds.Layer, TreeLimits: bounds.Tree,
 		Progress: func(e converter.Event) { step(progressOf(e)) },
-	}, converter.Request{Source: r.Source, Name: name, Platform: platform})
+		TmpDir:   o.dir.tmp(),
+	}, converter.Request{Source: r.Source, Name: name, Platform: platform, Credentials: credentialsOf(r.Credentials)})
+	if errors.Is(err, oci.ErrUnavailable) {
+		return api.ConvertResult{}, fmt.Errorf("%w: %w", api.ErrSource, err)
+	}
 	if err != nil {
 		var input *converter.InputError
 		if errors.As(err, &input) {
@@ -62,6 +72,16 @@ func (o *owner) convert(ctx context.Context, r api.ConvertRequest, step func(api
 		PlainBytes: res.FileBytes, NewChunks: res.NewChunks,
 		NewPlainBytes: res.NewPlainBytes, NewStoredBytes: res.NewStoredBytes,
 	}, nil
+}
+
+func credentialsOf(c *api.Credentials) oci.Credentials {
+	if c == nil {
+		return oci.Credentials{}
+	}
+	return oci.Credentials{
+		Username: c.Username, Password: oci.Secret(c.Password),
+		IdentityToken: oci.Secret(c.IdentityToken), RegistryToken: oci.Secret(c.RegistryToken),
+	}
 }
 
 func progressOf(e converter.Event) api.Progress {

@@ -72,17 +72,24 @@ func newImagesShow(t *target) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show IMAGE",
 		Short: "print the verified statements of an image as JSON",
-		Args:  exactArgs(1),
+		Long: `show prints the verified statements of an image. When the newest conversion of the name
+did not end well it prints why as "failure", beside the statements of the image that the name
+still has; that part is the store's word alone.`,
+		Args: exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			v, err := verifiedImage(c.Context(), *t, args[0], platform)
+			v, failure, err := verifiedStatus(c.Context(), *t, args[0], platform)
 			if err != nil {
 				return err
 			}
+			doc := map[string]any{
+				"version": 1, "image_id": v.ID, "key_id": v.KeyID, "statement": v.Statement, "name": v.Name,
+			}
+			if failure != nil {
+				doc["failure"] = failure
+			}
 			e := json.NewEncoder(c.OutOrStdout())
 			e.SetIndent("", "  ")
-			return e.Encode(map[string]any{
-				"version": 1, "image_id": v.ID, "key_id": v.KeyID, "statement": v.Statement, "name": v.Name,
-			})
+			return e.Encode(doc)
 		},
 	}
 	c.Flags().StringVar(&platform, "platform", "", "OS/ARCH[/VARIANT]; default is this machine's")

@@ -94,6 +94,7 @@ type owner struct {
 	signing *signer.Key // nil: images stay unsigned
 	trust   signer.Trust
 	macKey  []byte
+	limits  limits // of conversions
 	metrics *packed.Metrics
 	log     *slog.Logger
 }
@@ -105,12 +106,13 @@ type ownerConfig struct {
 	noSign     bool
 	workers    int
 	background bool // gives way to a server that a person starts
+	limits     limits
 	log        *slog.Logger
 }
 
 // openOwner opens a data folder, making what is missing of it.
 func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
-	o := &owner{dir: cfg.dir, metrics: packed.NewMetrics(), log: cfg.log}
+	o := &owner{dir: cfg.dir, limits: cfg.limits, metrics: packed.NewMetrics(), log: cfg.log}
 	defer func() {
 		if err != nil {
 			o.close()

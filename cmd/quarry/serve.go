@@ -36,6 +36,7 @@ type serveOptions struct {
 	noSign     bool
 	workers    int
 	background bool
+	limits     limits
 }
 
 func newServe() *cobra.Command {
@@ -46,7 +47,10 @@ func newServe() *cobra.Command {
 		Long: `serve owns the data folder, which it makes when missing, and serves the HTTP API
 on --listen and, with the convert and admin routes, on DIR/run/quarry.sock. It prints
 "listening on http://HOST:PORT" when it is ready. SIGTERM ends the requests under way
-and exits 0. There are no tokens yet, so it needs --no-auth and listens on loopback only.`,
+and exits 0. There are no tokens yet, so it needs --no-auth and listens on loopback only.
+
+` + limitHelp() + `
+The limits of serve are the defaults of the conversions it makes.`,
 		Args: exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			return runServe(c.Context(), o, c.OutOrStdout(), c.ErrOrStderr())
@@ -59,6 +63,7 @@ and exits 0. There are no tokens yet, so it needs --no-auth and listens on loopb
 	f.StringVar(&o.key, "key", "", "sign with this private key instead of DIR/keys/signing.key")
 	f.BoolVar(&o.noSign, "no-sign", false, "convert without signing; images stay unsigned")
 	f.IntVar(&o.workers, "workers", 0, "compression workers; 0 is one per processor")
+	f.Func("limit", limitUsage, o.limits.set)
 	f.BoolVar(&o.background, "background", false, "serve the socket only and exit when idle")
 	f.MarkHidden("background")
 	return c
@@ -114,10 +119,11 @@ func checkListen(o serveOptions) error {
 // takeOver opens the data folder. A background server that has it is told to
 // end; any other owner is an error.
 func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, error) {
-	cfg := ownerConfig{dir: dataDir(o.data), keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, log: log}
+	cfg := ownerConfig{dir: dataDir(o.data), keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
 	// The other server may use all of its drain time, and closes its index then.
 	ctx, cancel := context.WithTimeout(ctx, drainTime+closeTime)
 	defer cancel()
+	boundHeap()
 	told := 0
 	for {
 		own, err := openOwner(ctx, cfg)

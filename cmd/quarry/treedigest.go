@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"quarry/converter"
+	"quarry/converter/oci"
 	"quarry/converter/tree"
 	"quarry/rafs"
 	"quarry/store/chunk"
@@ -53,7 +54,7 @@ func treeOf(ctx context.Context, t target, what, platform string, size int64) (*
 	if strings.HasPrefix(what, "/") || strings.HasPrefix(what, ".") {
 		return tree.FromDir(ctx, what, uint32(size))
 	}
-	if strings.HasPrefix(what, "oci:") || strings.HasPrefix(what, "oci-archive:") {
+	if oci.IsSource(what) {
 		p, err := platformFlag(platform)
 		if err != nil {
 			return nil, err

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"quarry/api/client"
+	"quarry/converter/proof"
 	"quarry/converter/tree"
 	"quarry/rafs"
 	"quarry/store"
@@ -26,44 +27,70 @@ func newVerify() *cobra.Command {
 		Use:   "verify [--deep] IMAGE",
 		Short: "verify an image's signatures, bootstrap and, with --deep, all content",
 		Long: `verify checks the statements' signatures, that config and bootstrap are the ones they
-name, and that the bootstrap has the tree digest. --deep reads every chunk as well.`,
+name, and that the bootstrap has the tree digest. --deep repeats the proof that convert made
+before it published: it reads the content of every file through the device that a worker
+mounts, and prints a line on stderr for every file whose content is missing or not right.
+Exit code 3 says that there is damage.`,
 		Args: exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			return runVerify(c.Context(), t, args[0], platform, deep, c.OutOrStdout())
+			return runVerify(c.Context(), t, args[0], platform, deep, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
 	t.flags(c)
 	c.Flags().StringVar(&platform, "platform", "", "OS/ARCH[/VARIANT]; default is this machine's")
-	c.Flags().BoolVar(&deep, "deep", false, "read and verify every chunk")
+	c.Flags().BoolVar(&deep, "deep", false, "read and verify all content")
 	return c
 }
 
 // verifiedImage asks the store for an image's statements and verifies them.
 func verifiedImage(ctx context.Context, t target, name, platform string) (*image.Verified, error) {
+	v, _, err := verifiedStatus(ctx, t, name, platform)
+	return v, err
+}
+
+// verifiedStatus is verifiedImage with what the store says of the newest
+// conversion when that failed, nil when it did not.
+func verifiedStatus(ctx context.Context, t target, name, platform string) (*image.Verified, *image.Failure, error) {
 	w := workerFlags{target: t, platform: platform}
 	ref, p, err := w.wanted(name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c, err := t.client(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer c.Close()
 	trust, err := t.trusted()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	nameEnv, stmtEnv, err := c.Image(ctx, ref, p)
+	status, err := c.ImageStatus(ctx, ref, p)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return image.Verify(stmtEnv, nameEnv, image.Want{Ref: ref, Platform: p, Trust: trust, Now: time.Now()})
+	v, err := image.Verify(status.Image, status.Name, image.Want{Ref: ref, Platform: p, Trust: trust, Now: time.Now()})
+	return v, status.Failure, err
 }
 
 // storedTree returns the verified tree of a stored image and a client for its
 // chunks, which the caller closes.
 func storedTree(ctx context.Context, t target, name, platform string) (*image.Verified, *rafs.Image, *client.Client, error) {
+	v, boot, c, err := storedBootstrap(ctx, t, name, platform)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	im, err := decodeVerified(boot, v)
+	if err != nil {
+		c.Close()
+		return nil, nil, nil, err
+	}
+	return v, im, c, nil
+}
+
+// storedBootstrap returns the bootstrap of a stored image, whose digest is the
+// one in the verified statement, and a client, which the caller closes.
+func storedBootstrap(ctx context.Context, t target, name, platform string) (*image.Verified, []byte, *client.Client, error) {
 	v, err := verifiedImage(ctx, t, name, platform)
 	if err != nil {
 		return nil, nil, nil, err
@@ -72,19 +99,15 @@ func storedTree(ctx context.Context, t target, name, platform string) (*image.Ve
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	im, err := decodeVerified(ctx, c, v)
-	if err != nil {
-		c.Close()
-		return nil, nil, nil, err
-	}
-	return v, im, c, nil
-}
-
-func decodeVerified(ctx context.Context, c *client.Client, v *image.Verified) (*rafs.Image, error) {
 	boot, err := c.Bootstrap(ctx, v.Statement.Bootstrap, v.Statement.BootstrapSize)
 	if err != nil {
-		return nil, lost(err)
+		c.Close()
+		return nil, nil, nil, lost(err)
 	}
+	return v, boot, c, nil
+}
+
+func decodeVerified(boot []byte, v *image.Verified) (*rafs.Image, error) {
 	im, err := rafs.Decode(boot)
 	if err != nil {
 		return nil, fmt.Errorf("%w: bootstrap %s: %w", errDamage, v.Statement.Bootstrap, err)
@@ -108,71 +131,60 @@ func lost(err error) error {
 	return err
 }
 
-func runVerify(ctx context.Context, t target, name, platform string, deep bool, stdout io.Writer) error {
-	v, im, c, err := storedTree(ctx, t, name, platform)
+func runVerify(ctx context.Context, t target, name, platform string, deep bool, stdout, stderr io.Writer) error {
+	v, boot, c, err := storedBootstrap(ctx, t, name, platform)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+	im, err := decodeVerified(boot, v)
+	if err != nil {
+		return err
+	}
 	if _, err := c.Config(ctx, v.Statement.Config); err != nil {
 		return lost(err)
 	}
-	fmt.Fprintf(stdout, "image id    %s\nsource      %s\nplatform    %s\ntree        %s\nsigned by   %s\n",
-		v.ID, v.Statement.Source, v.Statement.Platform, v.Statement.Tree, v.KeyID)
-	if !deep || im.Blob == nil {
+	fmt.Fprintf(stdout, "image id    %s\nsource      %s\nplatform    %s\nconverter   %s\ntree        %s\nsigned by   %s\n",
+		v.ID, v.Statement.Source, v.Statement.Platform, v.Statement.Converter, v.Statement.Tree, v.KeyID)
+	if !deep {
 		return nil
 	}
-	n, err := readAll(ctx, c, im)
+	bad := map[chunk.Digest]error{}
+	res, err := proof.Run(ctx, proof.Config{
+		Bootstrap: boot, Tree: v.Statement.Tree, Chunks: c,
+		Bad: func(e *proof.ContentError) { bad[e.Chunk] = e.Err },
+	})
+	if errors.Is(err, proof.ErrBad) {
+		return damagedFiles(stderr, im, bad)
+	}
 	if err != nil {
 		return lost(err)
 	}
-	_, err = fmt.Fprintf(stdout, "content     %d chunks read and verified\n", n)
+	_, err = fmt.Fprintf(stdout, "content     %d chunks read and verified, %d bytes\n", res.Chunks, res.Bytes)
 	return err
 }
 
-// verifyBatch is the number of chunks asked for at once: 16 MiB at the default
-// chunk size.
-const verifyBatch = 64
-
-// readAll reads every chunk of an image and fails with the files of the first
-// that is not right.
-func readAll(ctx context.Context, c *client.Client, im *rafs.Image) (int, error) {
-	digests := make([]chunk.Digest, 0, verifyBatch)
-	n := 0
-	flush := func() error {
-		err := c.GetBatch(ctx, digests, func(d chunk.Digest, _ []byte, err error) error {
-			if err != nil {
-				return fmt.Errorf("%w (used by %s)", err, firstUser(im, d))
+// damagedFiles prints every file that has a bad chunk, and returns what it comes
+// to: damage, unless nothing more is known than that the store cannot be asked.
+func damagedFiles(stderr io.Writer, im *rafs.Image, bad map[chunk.Digest]error) error {
+	files, damaged := 0, false
+	var last error
+	im.Walk(func(path string, n *rafs.Inode) error { // which returns only nil
+		for k, d := range n.Chunks {
+			err, isBad := bad[d]
+			if !isBad {
+				continue
 			}
-			n++
-			return nil
-		})
-		digests = digests[:0]
-		return err
-	}
-	for _, ch := range im.Blob.Chunks {
-		if digests = append(digests, ch.Digest); len(digests) == verifyBatch {
-			if err := flush(); err != nil {
-				return n, err
-			}
-		}
-	}
-	return n, flush()
-}
-
-// firstUser returns the first path whose file has the chunk.
-func firstUser(im *rafs.Image, d chunk.Digest) string {
-	user := "no file"
-	im.Walk(func(path string, n *rafs.Inode) error {
-		for _, have := range n.Chunks {
-			if have == d {
-				user = path
-				return errFound
-			}
+			err = lost(err)
+			files, last, damaged = files+1, err, damaged || isDamage(err)
+			fmt.Fprintf(stderr, "%s: at byte %d: %v\n", path, int64(k)*int64(im.ChunkSize), err)
+			break
 		}
 		return nil
 	})
-	return user
+	err := fmt.Errorf("%d files have content that is missing or not right", files)
+	if damaged {
+		return fmt.Errorf("%w: %w: convert the image again", errDamage, err)
+	}
+	return fmt.Errorf("%w: %w", err, last)
 }
-
-var errFound = fmt.Errorf("found")

@@ -201,3 +201,16 @@ func noEOF(err error) error {
 	}
 	return err
 }
+
+// Compressed reports whether a blob is compressed in a way that Decompress
+// knows; head is its first 512 bytes, or all of it.
+func Compressed(head []byte) bool {
+	return !isTarHeader(head) && (bytes.HasPrefix(head, []byte("\x1f\x8b")) || isZstd(head))
+}
+
+// Decompress returns the plain bytes of a blob of the given size as Read sees
+// them: every gzip member and zstd frame, within the limits MaxBytes and
+// MaxRatio.
+func Decompress(r io.Reader, size int64, limits Limits) (io.ReadCloser, error) {
+	return newPlain(newSource(r, Descriptor{Size: size}, nil), limits.withDefaults())
+}

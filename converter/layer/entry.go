@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"quarry/rafs"
@@ -49,11 +50,12 @@ func normalise(h *tar.Header) (image.Entry, error) {
 	if err := checkNumbers(h); err != nil {
 		return e, err
 	}
-	name, err := cleanName(h.Name)
-	if err != nil {
-		return e, err
-	}
-	if name == "" && typ != image.TypeDir {
+	name := cleanName(h.Name)
+	switch {
+	case typ == image.TypeDir:
+	case h.Name == "":
+		return e, errors.New("entry has no name")
+	case name == "":
 		return e, errors.New("the root of the image must be a directory")
 	}
 	e = image.Entry{
@@ -72,6 +74,7 @@ func normalise(h *tar.Header) (image.Entry, error) {
 	case image.TypeChar, image.TypeBlock:
 		e.Major, e.Minor = uint32(h.Devmajor), uint32(h.Devminor)
 	}
+	var err error
 	e.Xattrs, err = xattrs(h.PAXRecords)
 	return e, err
 }
@@ -110,14 +113,25 @@ func checkSparse(records map[string]string) error {
 }
 
 // cleanName drops what does not change the meaning: leading slashes, empty and
-// "." parts, a trailing slash. ".." stays, for whoever knows the tree.
-func cleanName(name string) (string, error) {
-	if name == "" {
-		return "", errors.New("entry has no name")
-	}
+// "." parts, a trailing slash. ".." stays, for whoever knows the tree. A
+// directory without a name is the root, as it is to docker.
+func cleanName(name string) string {
 	parts := strings.Split(name, "/")
 	parts = slices.DeleteFunc(parts, func(p string) bool { return p == "" || p == "." })
-	return strings.Join(parts, "/"), nil
+	return strings.Join(parts, "/")
+}
+
+// longestQuote is how much of a name a message shows. Every path that a program
+// can open is shown whole.
+const longestQuote = 4096
+
+// quoted returns a name for a message, its middle left out when a hostile
+// layer made it a megabyte long.
+func quoted(name string) string {
+	if len(name) <= longestQuote {
+		return strconv.Quote(name)
+	}
+	return fmt.Sprintf("%q…%q (%d bytes)", name[:longestQuote/2], name[len(name)-longestQuote/2:], len(name))
 }
 
 const (
@@ -153,7 +167,7 @@ func xattrs(records map[string]string) ([]rafs.Xattr, error) {
 			return nil, errors.New("xattr has no name")
 		}
 		if i > 0 && x.Name == list[i-1].Name {
-			return nil, fmt.Errorf("xattr %q is given twice", x.Name)
+			return nil, fmt.Errorf("xattr %s is given twice", quoted(x.Name))
 		}
 	}
 	return list, nil
@@ -164,11 +178,11 @@ func xattrs(records map[string]string) ([]rafs.Xattr, error) {
 func libarchive(name, value string) (rafs.Xattr, error) {
 	plain, err := url.PathUnescape(name)
 	if err != nil {
-		return rafs.Xattr{}, fmt.Errorf("xattr %q: %w", name, err)
+		return rafs.Xattr{}, fmt.Errorf("xattr %s: %w", quoted(name), err)
 	}
 	v, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(value, "="))
 	if err != nil {
-		return rafs.Xattr{}, fmt.Errorf("xattr %q: %w", plain, err)
+		return rafs.Xattr{}, fmt.Errorf("xattr %s: %w", quoted(plain), err)
 	}
 	return rafs.Xattr{Name: plain, Value: v}, nil
 }

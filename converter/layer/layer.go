@@ -33,10 +33,14 @@ type Config struct {
 
 // Limits bound what a layer may expand to. Zero fields get the defaults.
 type Limits struct {
-	// MaxBytes bounds the uncompressed layer and, apart from it, the sum of its
-	// file lengths, which holes can make larger than the layer. Default 256 GiB:
-	// at S = 256 KiB that is a million chunks, 32 MiB of digests.
+	// MaxBytes bounds the uncompressed layer and, apart from it, the bytes of the
+	// chunks that are made of it, which scattered bytes of sparse files can make
+	// larger than the layer. Default 256 GiB, four of the largest layers known.
 	MaxBytes int64
+	// MaxChunks bounds the chunks of all files, those in holes included: they
+	// cost nothing but the digest in the layer record, 32 bytes. Default 4 Mi:
+	// 128 MiB, half a layer record; at S = 256 KiB files of 1 TiB.
+	MaxChunks int64
 	// MaxRatio bounds uncompressed ÷ compressed once RatioFloor bytes are out.
 	// Default 2000: deflate cannot exceed 1032, and zstd does only for runs.
 	MaxRatio int64
@@ -49,11 +53,20 @@ type Limits struct {
 	// MaxMetadata bounds the bytes of names, link targets and xattrs of all
 	// entries, which are held in memory. Default 128 MiB, half a layer record.
 	MaxMetadata int64
+	// MaxHeader bounds the headers of one entry: long names, PAX records and the
+	// map of a sparse file. Default 4 MiB; archive/tar takes 1 MiB of each.
+	MaxHeader int64
+	// MaxRecords bounds the PAX records of one entry. Default 16384: Linux has
+	// 64 KiB for the names of a file's xattrs, the shortest being "user.a".
+	MaxRecords int
 }
 
 func (l Limits) withDefaults() Limits {
 	if l.MaxBytes == 0 {
 		l.MaxBytes = 256 << 30
+	}
+	if l.MaxChunks == 0 {
+		l.MaxChunks = image.MaxLayerRecord / 2 / int64(len(chunk.Digest{}))
 	}
 	if l.MaxRatio == 0 {
 		l.MaxRatio = 2000
@@ -66,6 +79,12 @@ func (l Limits) withDefaults() Limits {
 	}
 	if l.MaxMetadata == 0 {
 		l.MaxMetadata = image.MaxLayerRecord / 2
+	}
+	if l.MaxHeader == 0 {
+		l.MaxHeader = 4 << 20
+	}
+	if l.MaxRecords == 0 {
+		l.MaxRecords = 16 << 10
 	}
 	return l
 }

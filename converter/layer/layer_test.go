@@ -379,7 +379,7 @@ func TestLimitsAreKept(t *testing.T) {
 }
 
 func TestAClaimedSizeAllocatesNothing(t *testing.T) {
-	blob := claimSize(t, 200<<30)
+	blob := claimSize(t, 16<<30)
 	n := testing.AllocsPerRun(1, func() {
 		_, err := layer.Read(context.Background(), bytes.NewReader(blob), describe(blob), &chunks{}, layer.Config{ChunkSize: testChunk})
 		wantError(t, err, "truncated")

@@ -21,28 +21,29 @@ type unpacker struct {
 	zero      *chunk.Digest
 
 	entries  []image.Entry
-	fileSum  int64 // lengths of all files
 	metadata int64 // bytes of names, links and xattrs
+	chunks   int64 // of all files, holes included
+	put      int64 // bytes of chunks that were looked at
 }
 
 // run reads r to its end. The tar reader stops at the end marker; what follows
 // must be zeros, and is read so that the diffID covers it.
 func (u *unpacker) run(ctx context.Context, r io.Reader) error {
-	tr := tar.NewReader(r)
+	s := newTarStream(r, u.limits)
 	last := "" // what the next error came after
 	for {
-		h, err := tr.Next()
+		h, data, err := s.next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
 			return fmt.Errorf("tar header after %s: %w", orStart(last), explain(err))
 		}
-		last = fmt.Sprintf("entry %q", h.Name)
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			continue // speaks of all later entries, as a comment or a default, and docker and containerd ignore it
 		}
-		if err := u.add(ctx, tr, h); err != nil {
+		last = "entry " + quoted(h.Name)
+		if err := u.add(ctx, s, h, data); err != nil {
 			return fmt.Errorf("%s: %w", last, err)
 		}
 	}
@@ -72,9 +73,12 @@ func explain(err error) error {
 	return err
 }
 
-func (u *unpacker) add(ctx context.Context, r io.Reader, h *tar.Header) error {
+func (u *unpacker) add(ctx context.Context, s *tarStream, h *tar.Header, data []extent) error {
 	if len(u.entries) >= u.limits.MaxEntries {
-		return fmt.Errorf("layer has more than %d entries (limit MaxEntries)", u.limits.MaxEntries)
+		return fmt.Errorf("layer has more than %d entries (limit MaxEntries: raise it with --limit MaxEntries=VALUE)", u.limits.MaxEntries)
+	}
+	if len(h.PAXRecords) > u.limits.MaxRecords {
+		return fmt.Errorf("%d PAX records, at most %d are read (limit MaxRecords: raise it with --limit MaxRecords=VALUE)", len(h.PAXRecords), u.limits.MaxRecords)
 	}
 	e, err := normalise(h)
 	if err != nil {
@@ -82,14 +86,10 @@ func (u *unpacker) add(ctx context.Context, r io.Reader, h *tar.Header) error {
 	}
 	u.metadata += metadataSize(&e)
 	if u.metadata > u.limits.MaxMetadata {
-		return fmt.Errorf("names, links and xattrs of the layer exceed %d bytes (limit MaxMetadata)", u.limits.MaxMetadata)
+		return fmt.Errorf("names, links and xattrs of the layer exceed %d bytes (limit MaxMetadata: raise it with --limit MaxMetadata=VALUE)", u.limits.MaxMetadata)
 	}
 	if e.Type == image.TypeReg {
-		if e.Size > u.limits.MaxBytes-u.fileSum {
-			return fmt.Errorf("file of %d bytes: files of the layer exceed %d bytes (limit MaxBytes)", e.Size, u.limits.MaxBytes)
-		}
-		u.fileSum += e.Size
-		if e.Chunks, err = u.split(ctx, r, e.Size); err != nil {
+		if e.Chunks, err = u.split(ctx, s, &content{r: s, data: data}, e.Size); err != nil {
 			return err
 		}
 	}
@@ -107,19 +107,32 @@ func metadataSize(e *image.Entry) int64 {
 
 // split puts the chunks of a file of the given length and returns their
 // digests. The length is a claim of the header: memory grows only with bytes
-// that are really there, or with the holes that MaxBytes has let through.
-func (u *unpacker) split(ctx context.Context, r io.Reader, size int64) ([]chunk.Digest, error) {
+// that are really there, or with the holes that MaxChunks has let through. A
+// chunk in a hole costs its digest and nothing else.
+func (u *unpacker) split(ctx context.Context, s *tarStream, c *content, size int64) ([]chunk.Digest, error) {
 	if size == 0 {
 		return nil, nil
+	}
+	if err := u.checkClaim(s, c, size); err != nil {
+		return nil, err
 	}
 	count := chunk.Count(size, u.chunkSize)
 	digests := make([]chunk.Digest, 0, min(count, 1024))
 	for k := range count {
-		p := u.buf[:chunk.Len(k, size, u.chunkSize)]
-		if n, err := io.ReadFull(r, p); err != nil {
-			return nil, fmt.Errorf("content at %d of %d: %w", k*u.chunkSize+int64(n), size, explain(noEOF(err)))
+		n := chunk.Len(k, size, u.chunkSize)
+		whole := n == u.chunkSize
+		if whole && u.zero != nil && c.hole(n) {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			digests = append(digests, *u.zero)
+			continue
 		}
-		d, err := u.put(ctx, p)
+		p := u.buf[:n]
+		if err := c.read(p); err != nil {
+			return nil, fmt.Errorf("content at %d of %d: %w", c.pos, size, err)
+		}
+		d, err := u.store(ctx, s, p, whole)
 		if err != nil {
 			return nil, err
 		}
@@ -128,18 +141,41 @@ func (u *unpacker) split(ctx context.Context, r io.Reader, size int64) ([]chunk.
 	return digests, nil
 }
 
-// put stores one chunk. Whole chunks of zeros, all that most holes consist of,
+// checkClaim refuses a file that cannot be within the limits before it is read.
+func (u *unpacker) checkClaim(s *tarStream, c *content, size int64) error {
+	var stored int64
+	for _, e := range c.data {
+		stored += e.size
+	}
+	if stored > u.limits.MaxBytes-s.n {
+		return fmt.Errorf("file of %d bytes: the layer expands to more than %d bytes (limit MaxBytes: raise it with --limit MaxBytes=VALUE)", size, u.limits.MaxBytes)
+	}
+	if u.chunks += chunk.Count(size, u.chunkSize); u.chunks > u.limits.MaxChunks {
+		return fmt.Errorf("file of %d bytes: files of the layer have more than %d chunks of %d bytes (limit MaxChunks: raise it with --limit MaxChunks=VALUE)", size, u.limits.MaxChunks, u.chunkSize)
+	}
+	return nil
+}
+
+// store puts one chunk. Whole chunks of zeros, all that most holes consist of,
 // are digested and stored once a layer.
-func (u *unpacker) put(ctx context.Context, p []byte) (chunk.Digest, error) {
-	whole := int64(len(p)) == u.chunkSize && isZero(p)
-	if whole && u.zero != nil {
+func (u *unpacker) store(ctx context.Context, s *tarStream, p []byte, whole bool) (chunk.Digest, error) {
+	zero := whole && isZero(p)
+	if zero && u.zero != nil {
 		return *u.zero, ctx.Err()
+	}
+	// Bytes scattered over a sparse file make a chunk of each of them.
+	u.put += int64(len(p))
+	if u.put > u.limits.MaxBytes {
+		return chunk.Digest{}, fmt.Errorf("chunks of the layer exceed %d bytes (limit MaxBytes: raise it with --limit MaxBytes=VALUE)", u.limits.MaxBytes)
+	}
+	if u.put > u.limits.RatioFloor && u.put/u.limits.MaxRatio > s.n {
+		return chunk.Digest{}, fmt.Errorf("sparse files expand %d bytes to more than %d times as many (limit MaxRatio: raise it with --limit MaxRatio=VALUE)", s.n, u.limits.MaxRatio)
 	}
 	d, err := u.putter.Put(ctx, p)
 	if err != nil {
 		return d, &StoreError{err}
 	}
-	if whole {
+	if zero {
 		u.zero = &d
 	}
 	return d, nil

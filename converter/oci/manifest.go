@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,17 +20,9 @@ func hash(d chunk.Digest) v1.Hash { return v1.Hash{Algorithm: "sha256", Hex: d.H
 // digestOf returns the digest of a descriptor; quarry knows sha256 only.
 func digestOf(d descriptor) (chunk.Digest, error) { return chunk.Parse(d.Digest.String()) }
 
-// load reads the documents from index.json down to the config.
-func load(b blobs, sel selector, want image.Platform) (*Image, error) {
-	raw, err := readBlob(b, "index.json", MaxManifest)
-	if err != nil {
-		return nil, err
-	}
-	top, err := parseDocument(raw, types.OCIImageIndex)
-	if err != nil {
-		return nil, fmt.Errorf("index.json: %w", err)
-	}
-	d, err := choose(top.Manifests, b, sel)
+// load reads the documents from what the reference names down to the config.
+func load(ctx context.Context, b blobs, want image.Platform) (*Image, error) {
+	d, err := b.top(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +31,7 @@ func load(b blobs, sel selector, want image.Platform) (*Image, error) {
 		return nil, err
 	}
 	p := &picker{blobs: b, want: want}
-	found, err := p.pick(d)
+	found, err := p.pick(ctx, d)
 	if err != nil {
 		return nil, err
 	}
@@ -123,11 +116,11 @@ type candidate struct {
 }
 
 // readImage reads a manifest's config.
-func readImage(b blobs, digest chunk.Digest, doc *document) (*candidate, error) {
+func readImage(ctx context.Context, b blobs, digest chunk.Digest, doc *document) (*candidate, error) {
 	if !doc.Config.MediaType.IsConfig() {
 		return nil, fmt.Errorf("manifest %s is an artifact, not an image: its config is of type %q", digest, doc.Config.MediaType)
 	}
-	configRaw, err := readVerified(b, *doc.Config, image.MaxConfig)
+	configRaw, err := readVerified(ctx, b, kindBlob, *doc.Config, image.MaxConfig)
 	if err != nil {
 		return nil, fmt.Errorf("config of manifest %s: %w", digest, err)
 	}

@@ -1,6 +1,7 @@
-// Package oci opens OCI images where they lie, in a layout folder or an archive
-// of one. It is the only package that knows OCI's documents; what leaves it has
-// been checked against the digest and size that named it.
+// Package oci opens OCI images where they lie: in a layout folder, in an
+// archive of one, in an archive of docker save, or in a registry. It is the
+// only package that knows OCI's documents; what leaves it has been checked
+// against the digest and size that named it.
 package oci
 
 import (
@@ -8,9 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
+	"time"
 
+	"quarry/converter/layer"
 	"quarry/store/chunk"
 	"quarry/store/image"
 )
@@ -21,6 +23,43 @@ const (
 	MaxManifest = 4 << 20 // a manifest or an image index; the push limit of registries
 	MaxLayers   = 1000    // 1000 descriptors are about 200 KiB of a manifest
 )
+
+// Config says how a source is opened. The zero value is right for whoever has
+// no wishes.
+type Config struct {
+	// Platform is the one to choose. Zero means this machine's where the source
+	// offers a choice, and whatever there is where it does not.
+	Platform image.Platform
+	// Credentials are for the registry that a registry:// source names, and are
+	// sent to no other host but the token service it refers to.
+	Credentials Credentials
+	// TmpDir holds the plain bytes of an archive that is compressed as a whole,
+	// in a file without a name. "" = os.TempDir.
+	TmpDir string
+	// MaxSpool bounds that file. 0 = 64 GiB, eight of the largest images known.
+	MaxSpool int64
+	// Limits bound compressed layers inside an archive of docker save, which are
+	// read once before conversion, for their length. Zero fields are defaults.
+	Limits layer.Limits
+	// RetryWait is the first pause before a request to a registry is made again;
+	// every further one is twice as long. 0 = 250 ms.
+	RetryWait time.Duration
+	// StallTimeout is how long a registry may send nothing. 0 = 30 s.
+	StallTimeout time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	if c.MaxSpool == 0 {
+		c.MaxSpool = 64 << 30
+	}
+	if c.RetryWait == 0 {
+		c.RetryWait = 250 * time.Millisecond
+	}
+	if c.StallTimeout == 0 {
+		c.StallTimeout = 30 * time.Second
+	}
+	return c
+}
 
 // Image is one image of a source, for one platform. Close it after the last
 // LayerReader.
@@ -42,50 +81,57 @@ type Layer struct {
 }
 
 // schemes are the kinds of source, by the word before the first colon.
-var schemes = map[string]func(ctx context.Context, rest string) (blobs, selector, error){
-	"oci":         openFolder,
-	"oci-archive": openArchive,
+var schemes = map[string]func(ctx context.Context, rest string, cfg Config) (blobs, error){
+	"oci":            openFolder,
+	"oci-archive":    openLayoutArchive,
+	"docker-archive": openDockerArchive,
+	"registry":       openRegistry,
 }
 
-// Open opens the image that src names:
-//
-//	oci:DIR[:TAG|@DIGEST]   oci-archive:FILE[:TAG|@DIGEST]
-//
-// A zero platform means this machine's where the source offers a choice, and
-// whatever there is where it does not.
-func Open(ctx context.Context, src string, platform image.Platform) (*Image, error) {
+// Forms are the forms of a source, for help and messages.
+var Forms = []string{
+	"oci:DIR[:TAG|@DIGEST]", "oci-archive:FILE[:TAG|@DIGEST]", "docker-archive:FILE[:REPO:TAG|@DIGEST]", "registry://HOST[:PORT]/REPO[:TAG|@DIGEST]",
+}
+
+// IsSource reports whether s begins as a source does; a name or path does not.
+func IsSource(s string) bool {
+	scheme, rest, ok := strings.Cut(s, ":")
+	_, known := schemes[scheme]
+	// REPO:TAG of a repository called as a scheme is a name, so a path or host
+	// must look like one only for registry.
+	return ok && known && (scheme != "registry" || strings.HasPrefix(rest, "//"))
+}
+
+// Open opens the image that src names, in one of Forms.
+func Open(ctx context.Context, src string, cfg Config) (*Image, error) {
 	scheme, rest, ok := strings.Cut(src, ":")
 	open := schemes[scheme]
 	if !ok || open == nil || rest == "" {
-		return nil, fmt.Errorf("source %q: want one of %s", src, strings.Join(sourceForms(), ", "))
+		return nil, fmt.Errorf("source %q: want one of %s", src, strings.Join(Forms, ", "))
 	}
-	b, sel, err := open(ctx, rest)
+	b, err := open(ctx, rest, cfg.withDefaults())
 	if err != nil {
 		return nil, fmt.Errorf("source %s: %w", src, err)
 	}
-	im, err := load(b, sel, platform)
+	im, err := load(ctx, b, cfg.Platform)
 	if err != nil {
 		return nil, fmt.Errorf("source %s: %w", src, errors.Join(err, b.Close()))
 	}
 	return im, nil
 }
 
-func sourceForms() []string {
-	return []string{"oci:DIR[:TAG|@DIGEST]", "oci-archive:FILE[:TAG|@DIGEST]"}
-}
-
 // LayerReader opens the compressed bytes of layer i. They are not verified:
-// converter/layer does that while it reads them.
-func (im *Image) LayerReader(i int) (io.ReadCloser, error) {
+// converter/layer does that while it reads them. ctx ends the reading too.
+func (im *Image) LayerReader(ctx context.Context, i int) (io.ReadCloser, error) {
 	l := im.Layers[i]
-	r, size, err := im.blobs.open(blobName(l.Digest))
+	r, size, err := im.blobs.open(ctx, kindBlob, l.Digest)
 	if errors.Is(err, errNoBlob) && !isDistributable(l.MediaType) {
 		return nil, fmt.Errorf("layer %s of type %s is missing: its urls are never fetched, add the blob to the source", l.Digest, l.MediaType)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("layer %s: %w", l.Digest, err)
 	}
-	if size != l.Size {
+	if size >= 0 && size != l.Size {
 		return nil, errors.Join(fmt.Errorf("layer %s: blob has %d bytes, its descriptor says %d", l.Digest, size, l.Size), r.Close())
 	}
 	return r, nil
@@ -93,95 +139,3 @@ func (im *Image) LayerReader(i int) (io.ReadCloser, error) {
 
 // Close frees the source.
 func (im *Image) Close() error { return im.blobs.Close() }
-
-// selector says which of a layout's images is meant; zero means the only one.
-type selector struct {
-	tag    string
-	digest *chunk.Digest
-}
-
-// parseSelector splits "PATH[:TAG|@DIGEST]". Paths and tags may both contain
-// colons, so the shortest prefix that exists is the path.
-func parseSelector(rest string, exists func(path string) bool) (path string, sel selector, err error) {
-	if i := strings.LastIndex(rest, "@sha256:"); i >= 0 && !exists(rest) {
-		d, err := chunk.Parse(rest[i+1:])
-		return rest[:i], selector{digest: &d}, err
-	}
-	if exists(rest) {
-		return rest, sel, nil
-	}
-	for i := range len(rest) {
-		if rest[i] == ':' && exists(rest[:i]) {
-			return rest[:i], selector{tag: rest[i+1:]}, nil
-		}
-	}
-	path, tag, _ := strings.Cut(rest, ":")
-	return path, selector{tag: tag}, nil
-}
-
-const (
-	annotationTag       = "org.opencontainers.image.ref.name"
-	annotationReference = "vnd.docker.reference.type" // buildx marks its attestations with it
-)
-
-// choose picks the descriptor of index.json that sel means.
-func choose(entries []descriptor, b blobs, sel selector) (descriptor, error) {
-	if sel.digest != nil {
-		return chooseDigest(entries, b, *sel.digest)
-	}
-	var found []descriptor
-	for _, d := range entries {
-		if sel.tag == "" && !isAttestation(d) || sel.tag != "" && sel.tag == d.Annotations[annotationTag] {
-			found = append(found, d)
-		}
-	}
-	// One image under two tags is still the only one.
-	found = slices.CompactFunc(found, func(a, b descriptor) bool { return a.Digest == b.Digest })
-	switch {
-	case len(found) == 1:
-		return found[0], nil
-	case len(found) > 1 && sel.tag != "":
-		return descriptor{}, fmt.Errorf("tag %q is there %d times with different digests: name one by @DIGEST", sel.tag, len(found))
-	case len(found) > 1:
-		return descriptor{}, fmt.Errorf("there are %d images: name one of %s", len(found), listNames(entries))
-	case sel.tag != "":
-		return descriptor{}, fmt.Errorf("no tag %q: there are %s", sel.tag, listNames(entries))
-	}
-	return descriptor{}, errors.New("index.json names no image")
-}
-
-// chooseDigest finds an image by digest: named in index.json, or only stored.
-func chooseDigest(entries []descriptor, b blobs, d chunk.Digest) (descriptor, error) {
-	for _, e := range entries {
-		if e.Digest.String() == d.String() {
-			return e, nil
-		}
-	}
-	r, size, err := b.open(blobName(d))
-	if err != nil {
-		return descriptor{}, fmt.Errorf("no image %s: there are %s", d, listNames(entries))
-	}
-	return descriptor{Digest: hash(d), Size: size}, r.Close()
-}
-
-// listNames lists tags, and digests of what has none, for a message.
-func listNames(entries []descriptor) string {
-	const most = 50
-	var names []string
-	for _, d := range entries {
-		name := d.Annotations[annotationTag]
-		if name == "" {
-			name = "@" + d.Digest.String()
-		}
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	names = slices.Compact(names)
-	switch {
-	case len(names) == 0:
-		return "none"
-	case len(names) > most:
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
-	}
-	return strings.Join(names, ", ")
-}

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -28,19 +29,19 @@ type picker struct {
 
 // pick returns the image that d describes or, when it is an index, the one of
 // its images that suits the platform best.
-func (p *picker) pick(d descriptor) (*candidate, error) {
-	doc, digest, err := p.read(d)
+func (p *picker) pick(ctx context.Context, d descriptor) (*candidate, error) {
+	doc, digest, err := p.read(ctx, d)
 	if err != nil {
 		return nil, err
 	}
 	if !doc.isIndex() {
-		c, err := readImage(p.blobs, digest, doc)
+		c, err := readImage(ctx, p.blobs, digest, doc)
 		if err != nil {
 			return nil, err
 		}
 		return p.only(c)
 	}
-	if err := p.walk(doc, 1); err != nil {
+	if err := p.walk(ctx, doc, 1); err != nil {
 		return nil, err
 	}
 	return p.best(digest)
@@ -68,12 +69,12 @@ func (p *picker) only(c *candidate) (*candidate, error) {
 	return c, nil
 }
 
-func (p *picker) read(d descriptor) (*document, chunk.Digest, error) {
+func (p *picker) read(ctx context.Context, d descriptor) (*document, chunk.Digest, error) {
 	digest, err := digestOf(d)
 	if err != nil {
 		return nil, digest, err
 	}
-	raw, err := readVerified(p.blobs, d, MaxManifest)
+	raw, err := readVerified(ctx, p.blobs, kindManifest, d, MaxManifest)
 	if err != nil {
 		return nil, digest, fmt.Errorf("manifest %s: %w", digest, err)
 	}
@@ -86,7 +87,7 @@ func (p *picker) read(d descriptor) (*document, chunk.Digest, error) {
 
 // walk gathers the candidates of an index. Only entries that may match are
 // read, so a layout that holds one platform of a larger index is enough.
-func (p *picker) walk(index *document, depth int) error {
+func (p *picker) walk(ctx context.Context, index *document, depth int) error {
 	if depth > maxIndexDepth {
 		return fmt.Errorf("image indexes are nested more than %d deep", maxIndexDepth)
 	}
@@ -101,7 +102,7 @@ func (p *picker) walk(index *document, depth int) error {
 			p.skipped = append(p.skipped, fmt.Errorf("%s is of type %q", d.Digest, d.MediaType))
 			continue
 		}
-		if err := p.enter(d, depth); err != nil {
+		if err := p.enter(ctx, d, depth); err != nil {
 			return err
 		}
 	}
@@ -110,25 +111,25 @@ func (p *picker) walk(index *document, depth int) error {
 
 // enter reads one entry of an index: a nested index, or a manifest whose
 // platform is the wanted one or not told.
-func (p *picker) enter(d descriptor, depth int) error {
+func (p *picker) enter(ctx context.Context, d descriptor, depth int) error {
 	if declared := platformOf(d); declared != (image.Platform{}) && d.MediaType.IsImage() {
 		if score(p.wanted(), declared) < 0 {
 			p.found = append(p.found, &candidate{platform: declared}) // for the message, never chosen
 			return nil
 		}
 	}
-	doc, digest, err := p.read(d)
+	doc, digest, err := p.read(ctx, d)
 	if err != nil {
 		return err
 	}
 	if doc.isIndex() {
-		return p.walk(doc, depth+1)
+		return p.walk(ctx, doc, depth+1)
 	}
 	if !doc.Config.MediaType.IsConfig() {
 		p.skipped = append(p.skipped, fmt.Errorf("%s is an artifact, not an image: its config is of type %q", digest, doc.Config.MediaType))
 		return nil
 	}
-	c, err := readImage(p.blobs, digest, doc)
+	c, err := readImage(ctx, p.blobs, digest, doc)
 	if err != nil {
 		return err
 	}

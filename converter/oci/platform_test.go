@@ -172,7 +172,7 @@ func TestOneImageSuitsOnlyItsPlatform(t *testing.T) {
 
 func TestAPlatformIsTakenFromTheUserWhenTheConfigHasNone(t *testing.T) {
 	l, _ := build(t, func(l *testimage.Layout) testimage.Descriptor { return l.Image(testimage.Image{RawConf: []byte("{}")}) })
-	im, err := oci.Open(t.Context(), l.Source(""), amd64)
+	im, err := oci.Open(t.Context(), l.Source(""), oci.Config{Platform: amd64})
 	if err != nil {
 		t.Fatal(err)
 	}

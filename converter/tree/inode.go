@@ -28,12 +28,7 @@ func (m *Merger) newFile(e *image.Entry) (*file, error) {
 	if err := m.setType(f, e); err != nil {
 		return nil, err
 	}
-	xattrs, err := m.xattrs(e, f.Type())
-	if err != nil {
-		return nil, err
-	}
-	f.Xattrs, err = mergeXattrs(nil, xattrs)
-	return f, err
+	return f, m.setXattrs(f, e)
 }
 
 // setType sets the type of f and what only files of that type have.
@@ -51,7 +46,7 @@ func (m *Merger) setType(f *file, e *image.Entry) error {
 	case image.TypeSymlink:
 		f.Mode = rafs.ModeSymlink | 0o777 // Linux gives symlinks no other mode
 		f.Target = e.Link
-		return checkTarget(e.Link)
+		return m.checkTarget(e.Link)
 	case image.TypeFIFO:
 		f.Mode |= rafs.ModeFIFO
 	case image.TypeChar, image.TypeBlock:
@@ -69,12 +64,12 @@ func (m *Merger) setType(f *file, e *image.Entry) error {
 	return nil
 }
 
-func checkTarget(target string) error {
-	switch {
+func (m *Merger) checkTarget(target string) error {
+	switch most := m.cfg.Limits.TargetBytes; {
 	case target == "":
 		return errors.New("the symlink has no target")
-	case len(target) > rafs.MaxTarget:
-		return fmt.Errorf("the symlink's target has %d bytes, at most %d are possible", len(target), rafs.MaxTarget)
+	case len(target) > most:
+		return fmt.Errorf("the symlink's target has %d bytes, at most %d are possible (limit TargetBytes)", len(target), most)
 	case strings.IndexByte(target, 0) >= 0:
 		return errors.New("the symlink's target holds a NUL byte")
 	}

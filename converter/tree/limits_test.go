@@ -7,6 +7,7 @@ import (
 
 	"quarry/converter/tree"
 	"quarry/rafs"
+	"quarry/store/chunk"
 	"quarry/store/image"
 )
 
@@ -39,6 +40,90 @@ func TestLimitsAreNamedInErrors(t *testing.T) {
 	}
 }
 
+// Every limit lets through what is exactly as large, and nothing larger.
+func TestEveryLimitIsKeptToTheUnit(t *testing.T) {
+	c := content{}
+	tests := []struct {
+		field       string
+		limits      tree.Limits
+		fits, over  string
+		wantErrPart string
+	}{
+		{"Names", tree.Limits{Names: 3}, `f a/b/c "1"`, "f a/b/c \"1\"\nf d \"1\"", "more than 3 names"},
+		{"Names, of markers' directories", tree.Limits{Names: 3}, `f a/b/c/.wh.x ""`, `f a/b/c/d/.wh.x ""`, "more than 3 names"},
+		{"Depth", tree.Limits{Depth: 3}, `f a/b/c "1"`, `f a/b/c/d "1"`, "more than 3 components"},
+		{"Depth, of markers' directories", tree.Limits{Depth: 3}, `f a/b/c/.wh.x ""`, `f a/b/c/d/.wh.x ""`, "more than 3 components"},
+		{"PathBytes", tree.Limits{PathBytes: 2 + 4}, `f a/b "1"`, `f a/bc "1"`, "longer than 6 bytes together"},
+		{"LinkSteps", tree.Limits{LinkSteps: 2 + 2}, "l l -> d/e\nd l/f\nd l/g", "l l -> d/e\nd l/f\nd l/g\nd l/h", "for more than 4 steps"},
+		{"NameBytes", tree.Limits{NameBytes: 4}, `f abcd/abcd "1"`, `f abcd/abcde "1"`, `component "abcde" has 5 bytes, at most 4 are possible (limit NameBytes)`},
+		{"NameBytes, of implied directories", tree.Limits{NameBytes: 4}, `f abcd/a "1"`, `f abcde/a "1"`, `component "abcde" has 5 bytes`},
+		{"TargetBytes", tree.Limits{TargetBytes: 4}, `l l -> abcd`, `l l -> abcde`, "target has 5 bytes, at most 4 are possible (limit TargetBytes)"},
+		{"XattrNameBytes", tree.Limits{XattrNameBytes: 6}, `f a "1" user.x=1`, `f a "1" user.xy=1`, `"user.xy" has 7 bytes, at most 6 are possible (limit XattrNameBytes)`},
+		{"XattrValueBytes", tree.Limits{XattrValueBytes: 2}, `f a "1" user.x=12`, `f a "1" user.x=123`, `"user.x" has 3 bytes, at most 2 are possible (limit XattrValueBytes)`},
+		{"XattrBytes", tree.Limits{XattrBytes: 12 + 12 + 12}, `f a "1" user.x=1 user.y=12`, `f a "1" user.x=1 user.y=123`, "its 2 xattrs take 40 bytes"},
+		{"XattrBytes, over hard links", tree.Limits{XattrBytes: 12 + 12 + 12}, "f a \"1\" user.x=1\nh b => a user.y=1\nh c => a user.x=12", "f a \"1\" user.x=1\nh b => a user.y=1\nh c => a user.z=1", "limit XattrBytes"},
+		{"a higher NameBytes is the format's", tree.Limits{NameBytes: 1000}, `f ` + longName + ` "1"`, `f ` + longName + `n "1"`, "at most 255"},
+		{"a higher TargetBytes is the format's", tree.Limits{TargetBytes: 9999}, `l l -> ` + strings.Repeat("t", 4095), `l l -> ` + strings.Repeat("t", 4096), "at most 4095"},
+		{"a higher XattrValueBytes is the format's", tree.Limits{XattrValueBytes: 1 << 20}, `f a "" user.x=` + strings.Repeat("v", 65535), `f a "" user.x=` + strings.Repeat("v", 65536), "at most 65535"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.field, func(t *testing.T) {
+			apply := func(text string) error {
+				return tree.NewMerger(tree.Config{ChunkSize: chunkSize, Limits: withRoom(tc.limits)}).Apply(layer(t, c, text))
+			}
+			if err := apply(tc.fits); err != nil {
+				t.Errorf("what fits is refused: %v", err)
+			}
+			if err := apply(tc.over); err == nil || !strings.Contains(err.Error(), tc.wantErrPart) || !strings.Contains(err.Error(), "layer 1: entry ") {
+				t.Errorf("error %v, want one with %q and the entry", err, tc.wantErrPart)
+			}
+		})
+	}
+}
+
+// What entries take is counted over all layers, holes of sparse files included.
+func TestRecordsAreBoundedOverAllLayers(t *testing.T) {
+	c := content{}
+	one := layer(t, c, "f a \"1\" user.x=1\nl b -> c")
+	limit := 3 * tree.EntryBytes(one)
+	m := tree.NewMerger(tree.Config{ChunkSize: chunkSize, Limits: tree.Limits{RecordBytes: limit}})
+	for range 3 {
+		if err := m.Apply(one); err != nil {
+			t.Fatalf("what fits is refused: %v", err)
+		}
+	}
+	if err := m.Apply(layer(t, c, "p d")); err == nil || !strings.Contains(err.Error(), "layer 4: ") || !strings.Contains(err.Error(), "limit RecordBytes") {
+		t.Errorf("error %v, want one of layer 4 and RecordBytes", err)
+	}
+	sparse := image.Entry{Name: "s", Type: image.TypeReg, Size: chunkSize << 20, Chunks: make([]chunk.Digest, 1<<20)}
+	if n := tree.EntryBytes([]image.Entry{sparse}); n < 32<<20 {
+		t.Errorf("a file of a million chunks counts %d bytes", n)
+	}
+}
+
+// A hostile name of a megabyte does not become a message of four.
+func TestMessagesAreShort(t *testing.T) {
+	long := strings.Repeat("\xff", 1<<20)
+	for name, e := range map[string]image.Entry{
+		"name":   {Name: long, Type: image.TypeReg},
+		"path":   {Name: strings.Repeat("d/", 1<<19) + "f", Type: image.TypeReg},
+		"link":   {Name: "a", Type: image.TypeLink, Link: long},
+		"target": {Name: "a", Type: image.TypeSymlink, Link: long},
+		"xattr":  {Name: "a", Type: image.TypeReg, Xattrs: []rafs.Xattr{{Name: "user." + long}}},
+		"marker": {Name: long + "/.wh.", Type: image.TypeReg},
+	} {
+		err := tree.NewMerger(tree.Config{}).Apply([]image.Entry{e})
+		if err == nil || len(err.Error()) > 40_000 {
+			t.Errorf("%s: error of %d bytes, want one of some thousand", name, len(fmt.Sprint(err)))
+		}
+	}
+	var warned string
+	m := tree.NewMerger(tree.Config{Warn: func(w tree.Warning) { warned = w.String() }})
+	if err := m.Apply([]image.Entry{{Name: "a", Type: image.TypeReg, Xattrs: []rafs.Xattr{{Name: long}}}}); err != nil || warned == "" || len(warned) > 40_000 {
+		t.Errorf("a warning of %d bytes, %v", len(warned), err)
+	}
+}
+
 // withRoom returns l with zero fields large, so that the tests do not depend on
 // the defaults.
 func withRoom(l tree.Limits) tree.Limits {
@@ -50,6 +135,9 @@ func withRoom(l tree.Limits) tree.Limits {
 	}
 	if l.PathBytes == 0 {
 		l.PathBytes = 1 << 40
+	}
+	if l.RecordBytes == 0 {
+		l.RecordBytes = 1 << 40
 	}
 	if l.LinkSteps == 0 {
 		l.LinkSteps = 1 << 40

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
-	"quarry/rafs"
 	"quarry/store/image"
 )
 
@@ -72,28 +72,49 @@ func classify(name string) (kind, error) {
 }
 
 // checkComponent refuses names that a directory of the tree cannot hold.
-func checkComponent(name string) error {
-	switch {
-	case len(name) > rafs.MaxName:
-		return fmt.Errorf("the path component %q has %d bytes, at most %d are possible", name, len(name), rafs.MaxName)
+func (m *Merger) checkComponent(name string) error {
+	switch most := m.cfg.Limits.NameBytes; {
+	case len(name) > most:
+		return fmt.Errorf("the path component %s has %d bytes, at most %d are possible (limit NameBytes)", quoted(name), len(name), most)
 	case strings.HasPrefix(name, whiteoutPrefix):
-		return fmt.Errorf("the path leads to %q: no file has a name that begins with %q", name, whiteoutPrefix)
+		return fmt.Errorf("the path leads to %s: no file has a name that begins with %q", quoted(name), whiteoutPrefix)
 	}
 	return nil
 }
 
-// applyMarkers hides what the layer's markers say and sets AUFS's link sources
-// aside. All markers are looked up in the tree as the lower layers left it, so
-// their order means nothing. They make no directories, and one whose directory
-// does not exist does nothing.
+// longestQuote is how much of a name a message shows. Every path that a program
+// can open is shown whole.
+const longestQuote = 4096
+
+// quoted returns a name for a message, its middle left out when a hostile
+// layer made it a megabyte long.
+func quoted(name string) string {
+	if len(name) <= longestQuote {
+		return strconv.Quote(name)
+	}
+	return fmt.Sprintf("%q…%q (%d bytes)", name[:longestQuote/2], name[len(name)-longestQuote/2:], len(name))
+}
+
+// applyMarkers makes the directories that markers stand in where there is
+// nothing, as docker and containerd do, then hides what the markers say, and
+// sets AUFS's link sources aside. All markers are looked up in the tree as the
+// lower layers left it, and hide the directories made for others too, so their
+// order means nothing.
 func (m *Merger) applyMarkers(entries []image.Entry) error {
-	c := covers{m: m, entries: entries}
-	var hidden []spot // name "" stands for all
+	var markers []*image.Entry
 	for i := range entries {
 		e := &entries[i]
 		if !strings.Contains(e.Name, whiteoutPrefix) {
 			continue
 		}
+		markers = append(markers, e)
+		if err := m.makeMarkersDir(e); err != nil {
+			return m.entryError(e, err)
+		}
+	}
+	c := covers{m: m, entries: entries}
+	var hidden []spot // name "" stands for all
+	for _, e := range markers {
 		s, err := m.marker(e, &c)
 		if err != nil {
 			return m.entryError(e, err)
@@ -112,40 +133,73 @@ func (m *Merger) applyMarkers(entries []image.Entry) error {
 	return nil
 }
 
+// makeMarkersDir makes the directory that e stands in when it is a marker. A
+// file in the directory's place stays, and so does what a symlink does not lead
+// to.
+func (m *Merger) makeMarkersDir(e *image.Entry) error {
+	name, k, err := cleanMarker(e)
+	if err != nil || k != whiteout && k != opaque {
+		return err
+	}
+	parent, _ := splitName(name)
+	p, err := m.walk(parent)
+	switch {
+	case errors.Is(err, errLinks) || errors.Is(err, errNotDir):
+		return nil
+	case err != nil || len(p.missing) == 0 || len(p.via) > 0 || p.dir.children[p.missing[0]] != nil:
+		return err
+	}
+	_, _, err = m.makeParents(parent)
+	return err
+}
+
+// cleanMarker returns the clean name of e and what it says.
+func cleanMarker(e *image.Entry) (name string, k kind, err error) {
+	if name, err = cleanName(e.Name); err == nil {
+		k, err = classify(name)
+	}
+	return name, k, err
+}
+
 // marker returns what e hides, with a nil dir when that is nothing.
 func (m *Merger) marker(e *image.Entry, c *covers) (spot, error) {
-	name, err := cleanName(e.Name)
-	if err != nil {
+	name, k, err := cleanMarker(e)
+	switch {
+	case err != nil || k == ordinary:
 		return spot{}, err
-	}
-	kind, err := classify(name)
-	if err != nil {
-		return spot{}, err
-	}
-	parent, base := splitName(name)
-	switch kind {
-	case ordinary:
-		return spot{}, nil
-	case bookkeeping:
+	case k == bookkeeping:
 		return spot{}, m.keepLinkSource(e, name)
+	}
+	s, via, err := m.locate(name, k)
+	if err != nil || s.dir == nil {
+		return spot{}, err
+	}
+	covered, err := c.any(slices.Clone(via))
+	if err != nil || covered {
+		return spot{}, err
+	}
+	return s, nil
+}
+
+// locate returns the spot of an entry in the tree or, for a marker, of what it
+// hides, with the name "" for all that is in the directory. The dir is nil when
+// it does not exist. via is valid until the next walk.
+func (m *Merger) locate(name string, k kind) (s spot, via []spot, err error) {
+	parent, base := splitName(name)
+	switch k {
 	case opaque:
 		base = ""
 	case whiteout:
 		base = base[len(whiteoutPrefix):]
 	}
 	p, err := m.walk(parent)
-	if errors.Is(err, errLinks) || errors.Is(err, errNotDir) || len(p.missing) > 0 {
-		return spot{}, nil
+	switch {
+	case errors.Is(err, errLinks) || errors.Is(err, errNotDir) || err == nil && len(p.missing) > 0:
+		return s, nil, nil
+	case err != nil:
+		return s, nil, err
 	}
-	if err != nil {
-		return spot{}, err
-	}
-	dir := p.dir
-	covered, err := c.any(slices.Clone(p.via))
-	if err != nil || covered {
-		return spot{}, err
-	}
-	return spot{dir, base}, nil
+	return spot{p.dir, base}, p.via, nil
 }
 
 // keepLinkSource keeps regular files below .wh..wh.plnk: AUFS put the content
@@ -157,54 +211,4 @@ func (m *Merger) keepLinkSource(e *image.Entry, name string) error {
 	f, err := m.newFile(e)
 	m.plnk[name] = f
 	return err
-}
-
-// covers knows which names of the lower tree the layer has entries of its own
-// for. A marker in lib/ is meant for the directory that a lower symlink lib
-// leads to, but not when the layer puts its own directory in lib's place: that
-// one starts empty, and following the link would hide files the layer's author
-// never saw there.
-type covers struct {
-	m       *Merger
-	entries []image.Entry
-	names   map[spot]struct{} // nil until asked for; most layers need none
-}
-
-func (c *covers) any(links []spot) (bool, error) {
-	if len(links) == 0 {
-		return false, nil
-	}
-	if c.names == nil {
-		if err := c.collect(); err != nil {
-			return false, err
-		}
-	}
-	return slices.ContainsFunc(links, func(s spot) bool { _, ok := c.names[s]; return ok }), nil
-}
-
-func (c *covers) collect() error {
-	c.names = map[spot]struct{}{}
-	for i := range c.entries {
-		name, err := cleanName(c.entries[i].Name)
-		if err != nil {
-			continue // its turn to be reported comes
-		}
-		kind, err := classify(name)
-		if err != nil || kind == opaque || kind == bookkeeping {
-			continue
-		}
-		parent, base := splitName(name)
-		if kind == whiteout {
-			base = base[len(whiteoutPrefix):]
-		}
-		p, err := c.m.walk(parent)
-		switch {
-		case errors.Is(err, errLinks) || errors.Is(err, errNotDir) || len(p.missing) > 0:
-		case err != nil:
-			return err
-		default:
-			c.names[spot{p.dir, base}] = struct{}{}
-		}
-	}
-	return nil
 }

@@ -8,8 +8,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"quarry/rafs"
 	"quarry/store/chunk"
@@ -39,15 +41,52 @@ type Limits struct {
 	// a symlink. A 4 KiB target stands for 2 000 steps, 255 times in one path,
 	// in every entry of a layer; real images take a step or two in some entries.
 	LinkSteps int64
+	// RecordBytes is what the entries of all layers together may take in memory,
+	// as EntryBytes counts. A kilobyte of tar can hold a sparse file of a million
+	// chunks, and an image a thousand such layers.
+	RecordBytes int64
+
+	// What one file may have. A bootstrap holds no more than the defaults, so
+	// higher values count as those.
+	NameBytes       int // one component of a path
+	TargetBytes     int // a symlink's target
+	XattrNameBytes  int // the name of an xattr, its prefix included
+	XattrValueBytes int // the value of an xattr
+	XattrBytes      int // all xattrs of a file, as they are stored
 }
 
 // Defaults of Limits.
 const (
-	DefaultNames     = 10 << 20
-	DefaultDepth     = rafs.MaxDepth - 1
-	DefaultPathBytes = 4 << 30
-	DefaultLinkSteps = 64 << 20
+	DefaultNames       = 10 << 20
+	DefaultDepth       = rafs.MaxDepth - 1
+	DefaultPathBytes   = 4 << 30
+	DefaultLinkSteps   = 64 << 20
+	DefaultRecordBytes = 4 << 30 // 400 B for each of DefaultNames
+
+	DefaultNameBytes       = rafs.MaxName
+	DefaultTargetBytes     = rafs.MaxTarget
+	DefaultXattrNameBytes  = rafs.MaxXattrName
+	DefaultXattrValueBytes = rafs.MaxXattrValue
+	DefaultXattrBytes      = rafs.MaxXattrs
 )
+
+func (l Limits) withDefaults() Limits {
+	return Limits{
+		Names:       cmp.Or(l.Names, DefaultNames),
+		Depth:       cmp.Or(l.Depth, DefaultDepth),
+		PathBytes:   cmp.Or(l.PathBytes, DefaultPathBytes),
+		LinkSteps:   cmp.Or(l.LinkSteps, DefaultLinkSteps),
+		RecordBytes: cmp.Or(l.RecordBytes, DefaultRecordBytes),
+
+		NameBytes:       atMost(l.NameBytes, DefaultNameBytes),
+		TargetBytes:     atMost(l.TargetBytes, DefaultTargetBytes),
+		XattrNameBytes:  atMost(l.XattrNameBytes, DefaultXattrNameBytes),
+		XattrValueBytes: atMost(l.XattrValueBytes, DefaultXattrValueBytes),
+		XattrBytes:      atMost(l.XattrBytes, DefaultXattrBytes),
+	}
+}
+
+func atMost(n, most int) int { return min(cmp.Or(n, most), most) }
 
 // Warning says that something an entry carries is not in the tree.
 type Warning struct {
@@ -59,7 +98,7 @@ type Warning struct {
 
 // String returns the warning as one line of text.
 func (w Warning) String() string {
-	return fmt.Sprintf("layer %d: entry %q: xattr %q left out: %s", w.Layer, w.Name, w.Xattr, w.Reason)
+	return fmt.Sprintf("layer %d: entry %s: xattr %s left out: %s", w.Layer, quoted(w.Name), quoted(w.Xattr), w.Reason)
 }
 
 // file is an inode while layers are being merged. Names that are hard links
@@ -69,6 +108,9 @@ type file struct {
 	children   map[string]*file // directories only, never nil for them
 	layer      int              // that made it
 	pathLen    int              // directories: length of the path, for Limits.PathBytes
+	at         spot             // directories: where; the root is nowhere
+	xattrArea  int              // what the xattrs take, for Limits.XattrBytes
+	xattrNames int              // of it their names, as listxattr(2) returns them
 }
 
 // Merger applies layers one upon the other. It is not safe for concurrent use.
@@ -79,12 +121,16 @@ type Merger struct {
 	err   error // of the first Apply that failed
 	done  bool  // the tree was taken
 
-	plnk      map[string]*file // AUFS link sources of the layer being applied
-	names     int              // used up of Limits
+	plnk      map[string]*file  // AUFS link sources of the layer being applied
+	linked    map[spot]struct{} // names that the layer being applied made hard links
+	names     int               // used up of Limits
 	pathBytes int64
 	linkSteps int64
 
+	recordBytes int64
+
 	walker walker // scratch space
+	steps  int64  // path components walked and xattrs set, all in all
 }
 
 // NewMerger returns a Merger that holds an empty root directory. It panics on
@@ -94,10 +140,7 @@ func NewMerger(cfg Config) *Merger {
 	if !chunk.ValidSize(int64(cfg.ChunkSize)) {
 		panic(fmt.Sprintf("tree: chunk size %d", cfg.ChunkSize))
 	}
-	cfg.Limits.Names = cmp.Or(cfg.Limits.Names, DefaultNames)
-	cfg.Limits.Depth = cmp.Or(cfg.Limits.Depth, DefaultDepth)
-	cfg.Limits.PathBytes = cmp.Or(cfg.Limits.PathBytes, DefaultPathBytes)
-	cfg.Limits.LinkSteps = cmp.Or(cfg.Limits.LinkSteps, DefaultLinkSteps)
+	cfg.Limits = cfg.Limits.withDefaults()
 	if cfg.Warn == nil {
 		cfg.Warn = func(Warning) {}
 	}
@@ -126,14 +169,38 @@ func (m *Merger) Apply(entries []image.Entry) error {
 		return m.err
 	}
 	m.layer++
+	if m.recordBytes += EntryBytes(entries); m.recordBytes > m.cfg.Limits.RecordBytes {
+		m.err = fmt.Errorf("layer %d: the entries of the layers up to this one take more than %d bytes (limit RecordBytes: raise it with --limit RecordBytes=VALUE)", m.layer, m.cfg.Limits.RecordBytes)
+		return m.err
+	}
 	m.err = m.apply(entries)
 	return m.err
+}
+
+// entryBytes is the fixed part of an entry in memory, and xattrBytes that of an
+// xattr: strings and slices have their lengths and pointers there.
+const (
+	entryBytes = int64(unsafe.Sizeof(image.Entry{}))
+	xattrBytes = int64(unsafe.Sizeof(rafs.Xattr{}))
+)
+
+// EntryBytes returns what entries take in memory, for Limits.RecordBytes.
+func EntryBytes(entries []image.Entry) int64 {
+	total := int64(len(entries)) * entryBytes
+	for i := range entries {
+		e := &entries[i]
+		total += int64(len(e.Name)+len(e.Link)) + int64(len(e.Chunks)*len(chunk.Digest{})) + int64(len(e.Xattrs))*xattrBytes
+		for _, x := range e.Xattrs {
+			total += int64(len(x.Name) + len(x.Value))
+		}
+	}
+	return total
 }
 
 // apply removes first and adds then: a marker hides only what lower layers
 // hold, wherever in the tar it stands.
 func (m *Merger) apply(entries []image.Entry) error {
-	m.plnk = map[string]*file{}
+	m.plnk, m.linked = map[string]*file{}, map[spot]struct{}{}
 	if err := m.applyMarkers(entries); err != nil {
 		return err
 	}
@@ -146,7 +213,7 @@ func (m *Merger) apply(entries []image.Entry) error {
 }
 
 func (m *Merger) entryError(e *image.Entry, err error) error {
-	return fmt.Errorf("layer %d: entry %q: %w", m.layer, e.Name, err)
+	return fmt.Errorf("layer %d: entry %s: %w", m.layer, quoted(e.Name), err)
 }
 
 func (m *Merger) applyEntry(e *image.Entry) error {
@@ -178,7 +245,8 @@ func (m *Merger) applyEntry(e *image.Entry) error {
 	}
 	old := dir.children[base]
 	if old != nil && old.IsDir() && f.IsDir() {
-		old.Inode, old.layer = f.Inode, f.layer
+		f.children, f.pathLen, f.at = old.children, old.pathLen, old.at
+		*old = *f
 		return nil
 	}
 	return m.put(dir, base, f)
@@ -193,7 +261,8 @@ func (m *Merger) applyRoot(e *image.Entry) error {
 	if err != nil {
 		return err
 	}
-	m.root.Inode = f.Inode
+	f.children, f.layer = m.root.children, 0
+	*m.root = *f
 	return nil
 }
 
@@ -201,17 +270,22 @@ func (m *Merger) applyRoot(e *image.Entry) error {
 // entry's own mode, ids and times are not taken: they can only repeat the
 // file's. Its xattrs are set on the file one by one, as setxattr(2) does.
 func (m *Merger) applyLink(e *image.Entry, dir *file, base string) error {
+	if src := m.plnk[path.Clean("/" + e.Link)[1:]]; src != nil {
+		f := *src // docker and containerd copy: AUFS's own links are not known to them
+		f.Xattrs = slices.Clone(src.Xattrs)
+		return m.put(dir, base, &f)
+	}
 	f, err := m.linkTarget(e.Link)
 	if err != nil {
-		return fmt.Errorf("hard link to %q: %w", e.Link, err)
+		return fmt.Errorf("hard link to %s: %w", quoted(e.Link), err)
 	}
-	add, err := m.xattrs(e, f.Type())
-	if err != nil {
+	if old := dir.children[base]; old != nil && slices.Contains(m.walker.dirs, old) {
+		return fmt.Errorf("hard link to %s: it is in the directory that the link takes the place of", quoted(e.Link))
+	}
+	if err := m.setXattrs(f, e); err != nil {
 		return err
 	}
-	if f.Xattrs, err = mergeXattrs(f.Xattrs, add); err != nil {
-		return err
-	}
+	m.linked[spot{dir, base}] = struct{}{}
 	if dir.children[base] == f {
 		return nil // GNU tar writes a file given twice as a link to itself
 	}
@@ -224,9 +298,6 @@ func (m *Merger) linkTarget(link string) (*file, error) {
 		return nil, err
 	}
 	if strings.HasPrefix(name, plnkPrefix) {
-		if f := m.plnk[name]; f != nil {
-			return f, nil
-		}
 		return nil, errors.New("the layer has no such file")
 	}
 	parent, base := splitName(name)
@@ -246,25 +317,26 @@ func (m *Merger) linkTarget(link string) (*file, error) {
 
 // put gives f the name base in dir, in place of what had it before.
 func (m *Merger) put(dir *file, base string, f *file) error {
-	if err := checkComponent(base); err != nil {
+	if err := m.checkComponent(base); err != nil {
 		return err
 	}
 	pathLen := dir.pathLen + 1 + len(base)
-	if f.IsDir() {
-		f.pathLen = pathLen
-	}
 	if dir.children[base] == nil {
 		m.names++
 		m.pathBytes += int64(pathLen)
 	}
 	l := &m.cfg.Limits
 	if m.names > l.Names {
-		return fmt.Errorf("the image makes more than %d names", l.Names)
+		return fmt.Errorf("the image makes more than %d names (limit Names: raise it with --limit Names=VALUE)", l.Names)
 	}
 	if m.pathBytes > l.PathBytes {
-		return fmt.Errorf("the image's paths are longer than %d bytes together", l.PathBytes)
+		return fmt.Errorf("the image's paths are longer than %d bytes together (limit PathBytes: raise it with --limit PathBytes=VALUE)", l.PathBytes)
 	}
-	dir.children[strings.Clone(base)] = f // base is part of a path, which can be long
+	base = strings.Clone(base) // it is part of a path, which can be long
+	if f.IsDir() {
+		f.pathLen, f.at = pathLen, spot{dir, base}
+	}
+	dir.children[base] = f
 	return nil
 }
 

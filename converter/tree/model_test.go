@@ -17,6 +17,7 @@ type model map[string]*mfile
 type mfile struct {
 	image.Entry // never a hard link
 	layer       int
+	linked      map[string]int // its hard links, and the layers that made them
 }
 
 func (m model) isDir(p string) bool { return m[p] != nil && m[p].Type == image.TypeDir }
@@ -39,7 +40,7 @@ func (m model) place(name string, layer int) (canon string, links []string, ok b
 				canon = ""
 			}
 			todo = append(strings.Split(f.Link, "/"), todo...)
-		case f == nil || m.isDir(next) || len(links) == 0 && f.layer != layer:
+		case f == nil || m.isDir(next) || len(links) == 0 && f.layer != layer && f.linked[next] != layer:
 			canon = next
 		default:
 			return "", links, false
@@ -48,21 +49,33 @@ func (m model) place(name string, layer int) (canon string, links []string, ok b
 	return path.Join(canon, path.Base(name)), links, true
 }
 
-func (m model) apply(layer int, entries []image.Entry) error {
-	lower, own := maps.Clone(m), map[string]bool{} // own: where the layer has its say
+// makeMarkersDirs makes the directories of markers where there is nothing.
+func (m model) makeMarkersDirs(layer int, entries []image.Entry) {
 	for _, e := range entries {
-		if p, _, ok := lower.place(e.Name, layer); ok {
-			dir, base := path.Split(p)
-			own[dir+strings.TrimPrefix(base, ".wh.")] = base != ".wh..wh..opq"
+		p, links, ok := m.place(e.Name, layer)
+		if !ok || len(links) > 0 || !strings.HasPrefix(path.Base(p), ".wh.") {
+			continue
+		}
+		for i := range p {
+			if p[i] == '/' && i > 0 && m[p[:i]] == nil {
+				m[p[:i]] = &mfile{Entry: image.Entry{Type: image.TypeDir}, layer: layer}
+			} else if p[i] == '/' && i > 0 && !m.isDir(p[:i]) {
+				break
+			}
 		}
 	}
+}
+
+func (m model) apply(layer int, entries []image.Entry) error {
+	m.makeMarkersDirs(layer, entries)
+	lower := maps.Clone(m)
 	for _, e := range entries {
 		p, links, ok := lower.place(e.Name, layer)
 		dir, base := path.Split(p)
 		target, isMarker := strings.CutPrefix(base, ".wh.")
 		reached := dir == "" || lower.isDir(strings.TrimSuffix(dir, "/"))
 		switch {
-		case !ok || !isMarker || !reached || slices.ContainsFunc(links, func(l string) bool { return own[l] }):
+		case !ok || !isMarker || !reached || slices.ContainsFunc(links, func(l string) bool { return lower.takes(layer, entries, l) }):
 		case base == ".wh..wh..opq":
 			maps.DeleteFunc(m, func(q string, _ *mfile) bool { return q != "/" && strings.HasPrefix(q, dir) })
 		default:
@@ -77,9 +90,26 @@ func (m model) apply(layer int, entries []image.Entry) error {
 	return nil
 }
 
+// takes reports whether the layer has something in the symlink's place, or takes
+// it away with a directory it is in. Markers behind symlinks do not count.
+func (m model) takes(layer int, entries []image.Entry, link string) bool {
+	return slices.ContainsFunc(entries, func(e image.Entry) bool {
+		p, links, ok := m.place(e.Name, layer)
+		dir, base := path.Split(p)
+		target, isMarker := strings.CutPrefix(base, ".wh.")
+		switch {
+		case !ok || isMarker && len(links) > 0:
+			return false
+		case base == ".wh..wh..opq":
+			return strings.HasPrefix(link, dir)
+		}
+		return link == dir+target || strings.HasPrefix(link, dir+target+"/") && (isMarker || e.Type != image.TypeDir)
+	})
+}
+
 func (m model) add(layer int, e image.Entry) error {
 	p, _, ok := m.place(e.Name, layer)
-	f := &mfile{e, layer}
+	f := &mfile{e, layer, map[string]int{}}
 	switch {
 	case strings.HasPrefix(path.Base(path.Clean(e.Name)), ".wh."):
 		return nil
@@ -89,14 +119,15 @@ func (m model) add(layer int, e image.Entry) error {
 	for i := range p {
 		if p[i] == '/' && i > 0 && !m.isDir(p[:i]) {
 			m.remove(p[:i])
-			m[p[:i]] = &mfile{image.Entry{Type: image.TypeDir}, layer}
+			m[p[:i]] = &mfile{Entry: image.Entry{Type: image.TypeDir}, layer: layer}
 		}
 	}
 	if e.Type == image.TypeLink {
 		target, _, ok := m.place(e.Link, layer)
-		if f = m[target]; !ok || f == nil || f.Type == image.TypeDir {
+		if f = m[target]; !ok || f == nil || f.Type == image.TypeDir || strings.HasPrefix(target, p+"/") {
 			return fmt.Errorf("%s: bad link", e.Name)
 		}
+		f.linked[p] = layer
 	}
 	if m[p] != f && !(m.isDir(p) && f.Type == image.TypeDir) {
 		m.remove(p)

@@ -49,11 +49,11 @@ func (m *Merger) walk(path string) (place, error) {
 	w.todo = append(w.todo[:0], path)
 	w.missing, w.via = w.missing[:0], w.via[:0]
 	for len(w.todo) > 0 {
+		m.steps++
 		if len(w.via) > 0 {
-			m.linkSteps++
-		}
-		if m.linkSteps > m.cfg.Limits.LinkSteps {
-			return place{}, fmt.Errorf("the image's paths lead through symlinks for more than %d steps", m.cfg.Limits.LinkSteps)
+			if err := m.spendLinkStep(); err != nil {
+				return place{}, err
+			}
 		}
 		if err := m.step(w, w.next()); err != nil {
 			return place{}, err
@@ -101,12 +101,26 @@ func (m *Merger) step(w *walker, name string) error {
 			w.dirs = w.dirs[:1]
 		}
 		w.todo = append(w.todo, f.Target)
-	case f.layer < m.layer && len(w.via) == 0:
+	case len(w.via) == 0 && m.isLower(spot{dir, name}, f):
 		w.missing = append(w.missing, name)
 	default:
 		return errNotDir
 	}
 	return nil
+}
+
+func (m *Merger) spendLinkStep() error {
+	if m.linkSteps++; m.linkSteps > m.cfg.Limits.LinkSteps {
+		return fmt.Errorf("the image's paths lead through symlinks for more than %d steps (limit LinkSteps: raise it with --limit LinkSteps=VALUE)", m.cfg.Limits.LinkSteps)
+	}
+	return nil
+}
+
+// isLower reports whether a lower layer gave f the name s. A hard link of this
+// layer is a name of its own, whichever layer the file is from.
+func (m *Merger) isLower(s spot, f *file) bool {
+	_, linked := m.linked[s]
+	return f.layer < m.layer && !linked
 }
 
 func (w *walker) up() {
@@ -140,5 +154,5 @@ func (m *Merger) makeParents(path string) (*file, int, error) {
 }
 
 func (m *Merger) depthError() error {
-	return fmt.Errorf("the path has more than %d components", m.cfg.Limits.Depth)
+	return fmt.Errorf("the path has more than %d components (limit Depth: raise it with --limit Depth=VALUE)", m.cfg.Limits.Depth)
 }

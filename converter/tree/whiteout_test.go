@@ -58,12 +58,20 @@ var whiteoutCases = []mergeCase{
 		want:     "",
 	},
 	{
-		name:   "bug 8: markers whose directory or target does not exist do nothing",
+		name:   "bug 8: markers whose target does not exist do nothing, their directory is made",
 		layers: []string{"d etc", "f var/cache/apt/archives/.wh..wh..opq \"\"\nf etc/.wh.nope \"\"\nd new\nf new/.wh..wh..opq \"\"\nf new/a \"1\""},
-		want:   "d etc\nd new\nf new/a \"1\"",
+		want:   "d etc\nd new\nf new/a \"1\"\nd var mtime=0\nd var/cache mtime=0\nd var/cache/apt mtime=0\nd var/cache/apt/archives mtime=0",
 	},
 	{
-		name: "bug 9: AUFS bookkeeping is hidden and links into plnk have its content",
+		name: "bug 8: a directory made for a marker is hidden by the layer's other markers",
+		variants: []string{
+			"f .wh.a \"\"\nf a/b/.wh.c \"\"", "f a/b/.wh.c \"\"\nf .wh.a \"\"",
+			"f .wh..wh..opq \"\"\nf a/b/.wh..wh..opq \"\"", "f a/b/.wh..wh..opq \"\"\nf .wh..wh..opq \"\"",
+		},
+		want: "",
+	},
+	{
+		name: "bug 9: AUFS bookkeeping is hidden and links into plnk are copies of what is there",
 		layers: []string{`d .wh..wh.plnk
 				f .wh..wh.plnk/292.1436735 "data" mode=0755
 				d .wh..wh.orph
@@ -73,7 +81,7 @@ var whiteoutCases = []mergeCase{
 				f bin/sh "s"
 				h bin/sh2 => .wh..wh.plnk/292.1436735
 				h bin/sh3 => /.wh..wh.plnk/292.1436735`},
-		want: "d bin\nf bin/sh \"s\"\nf bin/sh2 \"data\" mode=0755\nh bin/sh3 => bin/sh2",
+		want: "d bin\nf bin/sh \"s\"\nf bin/sh2 \"data\" mode=0755\nf bin/sh3 \"data\" mode=0755",
 	},
 	{
 		name:    "bug 9: a link into plnk with nothing there is refused by name",

@@ -37,58 +37,64 @@ func dropReason(name string, typ uint32) string {
 	return ""
 }
 
-// xattrs returns e's attributes that a file of type typ keeps and reports the
-// others.
-func (m *Merger) xattrs(e *image.Entry, typ uint32) ([]rafs.Xattr, error) {
-	var kept []rafs.Xattr
+// setXattrs sets e's attributes on f one by one, as setxattr(2) does: of two
+// with one name the later counts. What f cannot have is left out and reported.
+// An attribute costs a binary search, and a new one moves those behind it, so
+// that hard links by the million which set one each on a file with thousands
+// cost little more than as many files.
+func (m *Merger) setXattrs(f *file, e *image.Entry) error {
 	for _, x := range e.Xattrs {
-		if reason := dropReason(x.Name, typ); reason != "" {
+		m.steps++
+		if reason := dropReason(x.Name, f.Type()); reason != "" {
 			m.cfg.Warn(Warning{Layer: m.layer, Name: e.Name, Xattr: x.Name, Reason: reason})
 			continue
 		}
-		if err := checkXattr(x); err != nil {
-			return nil, err
+		if err := m.checkXattr(x); err != nil {
+			return err
 		}
-		kept = append(kept, x)
-	}
-	return kept, nil
-}
-
-func checkXattr(x rafs.Xattr) error {
-	switch {
-	case len(x.Name) > rafs.MaxXattrName:
-		return fmt.Errorf("the name of xattr %q has %d bytes, at most %d are possible", x.Name, len(x.Name), rafs.MaxXattrName)
-	case strings.IndexByte(x.Name, 0) >= 0:
-		return fmt.Errorf("the name of xattr %q holds a NUL byte", x.Name)
-	case len(x.Value) > rafs.MaxXattrValue:
-		return fmt.Errorf("the value of xattr %q has %d bytes, at most %d are possible", x.Name, len(x.Value), rafs.MaxXattrValue)
+		m.steps += f.setXattr(x)
+		most := m.cfg.Limits.XattrBytes
+		if f.xattrArea > most || f.xattrNames > rafs.MaxXattrNames {
+			return fmt.Errorf("with %s its %d xattrs take %d bytes, %d of them names; at most %d (limit XattrBytes) and %d are possible",
+				quoted(x.Name), len(f.Xattrs), f.xattrArea, f.xattrNames, most, rafs.MaxXattrNames)
+		}
 	}
 	return nil
 }
 
-// mergeXattrs returns old with those of add set over it, sorted by name. Of
-// two with the same name the later one counts.
-func mergeXattrs(old, add []rafs.Xattr) ([]rafs.Xattr, error) {
-	if len(add) == 0 {
-		return old, nil
+// setXattr sets x on f, whose attributes stay sorted and are f's alone. It
+// returns how many of them it moved.
+func (f *file) setXattr(x rafs.Xattr) (moved int64) {
+	if len(f.Xattrs) == 0 {
+		f.xattrArea = xattrHeader
 	}
-	byName := make(map[string][]byte, len(old)+len(add))
-	for _, x := range slices.Concat(old, add) {
-		byName[x.Name] = x.Value
+	i, has := slices.BinarySearchFunc(f.Xattrs, x.Name, func(have rafs.Xattr, name string) int {
+		return strings.Compare(have.Name, name)
+	})
+	f.xattrArea += xattrSize(x)
+	if has {
+		f.xattrArea -= xattrSize(f.Xattrs[i])
+		f.Xattrs[i] = x
+		return 0
 	}
-	merged := make([]rafs.Xattr, 0, len(byName))
-	names, area := 0, xattrHeader
-	for name, value := range byName {
-		merged = append(merged, rafs.Xattr{Name: name, Value: value})
-		names += len(name) + 1
-		area += (4 + len(name) + len(value) + 3) &^ 3 // EROFS stores less of the name
+	f.xattrNames += len(x.Name) + 1
+	f.Xattrs = slices.Insert(f.Xattrs, i, x)
+	return int64(len(f.Xattrs) - 1 - i)
+}
+
+// xattrSize is what x takes at most; EROFS stores less of the name.
+func xattrSize(x rafs.Xattr) int { return (4 + len(x.Name) + len(x.Value) + 3) &^ 3 }
+
+func (m *Merger) checkXattr(x rafs.Xattr) error {
+	switch l := &m.cfg.Limits; {
+	case len(x.Name) > l.XattrNameBytes:
+		return fmt.Errorf("the name of xattr %s has %d bytes, at most %d are possible (limit XattrNameBytes)", quoted(x.Name), len(x.Name), l.XattrNameBytes)
+	case strings.IndexByte(x.Name, 0) >= 0:
+		return fmt.Errorf("the name of xattr %q holds a NUL byte", x.Name)
+	case len(x.Value) > l.XattrValueBytes:
+		return fmt.Errorf("the value of xattr %q has %d bytes, at most %d are possible (limit XattrValueBytes)", x.Name, len(x.Value), l.XattrValueBytes)
 	}
-	if names > rafs.MaxXattrNames || area > rafs.MaxXattrs {
-		return nil, fmt.Errorf("its %d xattrs take %d bytes, %d of them names; at most %d and %d are possible",
-			len(merged), area, names, rafs.MaxXattrs, rafs.MaxXattrNames)
-	}
-	sortXattrs(merged)
-	return merged, nil
+	return nil
 }
 
 func sortXattrs(xs []rafs.Xattr) {

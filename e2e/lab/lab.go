@@ -193,15 +193,11 @@ func DebianImages() (first, second string, err error) {
 // PeakMemory returns the largest resident size so far of the server that owns
 // the data folder, in bytes.
 func (l *Lab) PeakMemory(data string) (int64, error) {
-	raw, err := os.ReadFile(filepath.Join(data, "lock"))
+	pid, err := owner(data)
 	if err != nil {
 		return 0, err
 	}
-	var holder struct{ PID int }
-	if err := json.Unmarshal(raw, &holder); err != nil {
-		return 0, err
-	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", holder.PID))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
 	}
@@ -211,5 +207,33 @@ func (l *Lab) PeakMemory(data string) (int64, error) {
 			return kib << 10, nil
 		}
 	}
-	return 0, fmt.Errorf("process %d has no VmHWM", holder.PID)
+	return 0, fmt.Errorf("process %d has no VmHWM", pid)
+}
+
+// StopOwner ends the background process that has the data folder open, which
+// would end by itself in ten seconds.
+func (l *Lab) StopOwner(data string) error {
+	pid, err := owner(data)
+	if err != nil {
+		return err
+	}
+	for range 200 { // 10 s
+		if err := syscall.Kill(pid, syscall.SIGTERM); errors.Is(err, syscall.ESRCH) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return fmt.Errorf("process %d, which has %s open, does not end", pid, data)
+}
+
+// owner returns the process that has the data folder open.
+func owner(data string) (pid int, err error) {
+	raw, err := os.ReadFile(filepath.Join(data, "lock"))
+	if err != nil {
+		return 0, err
+	}
+	var holder struct{ PID int }
+	return holder.PID, json.Unmarshal(raw, &holder)
 }

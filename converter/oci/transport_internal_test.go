@@ -1,0 +1,50 @@
+package oci
+
+import (
+	"errors"
+	"net/http"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+// Nothing listens where these requests would go; whether they may is decided
+// before.
+func TestPlainHTTPIsForThisMachineOnly(t *testing.T) {
+	const nowhere = "127.0.0.1:1"
+	tests := []struct {
+		registry, url string
+		refused       bool
+	}{
+		{"localhost:5000", "http://" + nowhere + "/v2/", false},
+		{"127.0.0.1:5000", "http://" + nowhere + "/v2/", false},
+		{"[::1]:5000", "http://" + nowhere + "/v2/", false},
+		{"127.0.0.1:5000", "http://192.0.2.1/v2/", true},
+		{"192.168.0.1:5000", "http://192.168.0.1:5000/v2/", true},
+		{"10.0.0.1:5000", "http://10.0.0.1:5000/v2/", true},
+		{"registry.local:5000", "http://registry.local:5000/v2/", true},
+		{"registry.example.com", "http://registry.example.com/v2/", true},
+		{"registry.example.com", "http://" + nowhere + "/latest/meta-data/", true}, // what a registry may redirect to
+		{"localhost.example.com:80", "http://localhost.example.com:80/v2/", true},
+		{"registry.example.com", "ftp://" + nowhere + "/", true},
+		{"registry.example.com", "https://" + nowhere + "/v2/", false},
+	}
+	for _, tt := range tests {
+		reg, err := name.NewRegistry(tt.registry)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, tt.url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := newTransport(reg, Config{}.withDefaults()).RoundTrip(req)
+		if err == nil {
+			resp.Body.Close()
+			t.Errorf("%s answers", tt.url)
+		}
+		if got := errors.Is(err, errPlainHTTP); got != tt.refused {
+			t.Errorf("registry %s, request %s: refused %v, want %v (%v)", tt.registry, tt.url, got, tt.refused, err)
+		}
+	}
+}
