@@ -45,6 +45,8 @@ func logOr(log *slog.Logger) *slog.Logger {
 //	                 origin.json: the store it came from
 //	mounts/<id>/     shim.json, fuse/, root/ (the EROFS mount), refs/
 //	mounts/<id>.lock held while the mount of that image changes
+//	mounts/<id>.noacl, mounts/<id>.noacl.lock
+//	                 the same for sandboxes of an image with POSIX ACLs
 //	sandboxes/<sid>/ bundle, runsc state, upper layer of one sandbox; owner is
 //	                 locked by the process that runs it
 //	reader.sock      the reader's NBD socket; reader.http its statistics
@@ -91,6 +93,9 @@ func (d Dir) sandboxLock() string { return filepath.Join(d.path, "sandboxes.lock
 
 func (d Dir) imageDir(id chunk.Digest) string { return filepath.Join(d.path, "images", id.Hex()) }
 func (d Dir) mountDir(id chunk.Digest) string { return filepath.Join(d.path, "mounts", id.Hex()) }
+
+// noACLDir is mountDir for a mount without POSIX ACLs.
+func (d Dir) noACLDir(id chunk.Digest) string { return d.mountDir(id) + ".noacl" }
 
 // maxJSON bounds a JSON file of the folder: serials.json has some 200 bytes for
 // each name a worker has ever used.

@@ -17,7 +17,6 @@ import (
 
 	"quarry/internal/proc"
 	"quarry/nbd/attach"
-	"quarry/store/chunk"
 )
 
 // One EROFS mount and one shim per image are shared by all its users. A user is a
@@ -28,28 +27,31 @@ import (
 // Mount is one process's reference to a mounted image.
 type Mount struct {
 	w    *Worker
-	id   chunk.Digest
+	dir  string // of the mount in the worker folder
 	path string // reference file
 	ref  *proc.Lock
 }
 
 // Root is the folder the image is mounted on: read-only, nosuid, nodev, below a
 // 0700 folder.
-func (mt *Mount) Root() string { return filepath.Join(mt.w.Dir.mountDir(mt.id), "root") }
+func (mt *Mount) Root() string { return filepath.Join(mt.dir, "root") }
 
 // Acquire mounts the image when it is not, and takes a reference that lives as
 // long as this process or until Release.
 func (w *Worker) Acquire(ctx context.Context, im *Image) (*Mount, error) {
-	l, err := proc.TakeLock(ctx, w.Dir.mountDir(im.ID)+".lock")
+	return w.acquire(ctx, im, w.Dir.mountDir(im.ID))
+}
+
+func (w *Worker) acquire(ctx context.Context, im *Image, dir string) (*Mount, error) {
+	l, err := proc.TakeLock(ctx, dir+".lock")
 	if err != nil {
 		return nil, err
 	}
 	defer l.Unlock()
-	dir := w.Dir.mountDir(im.ID)
 	if err := w.ensureMounted(ctx, im, dir); err != nil {
 		return nil, fmt.Errorf("mount image %s: %w", im.ID, err)
 	}
-	mt := &Mount{w: w, id: im.ID, path: filepath.Join(dir, "refs", rand.Text())}
+	mt := &Mount{w: w, dir: dir, path: filepath.Join(dir, "refs", rand.Text())}
 	if err = os.MkdirAll(filepath.Dir(mt.path), 0o700); err == nil {
 		mt.ref, err = proc.TryLock(mt.path)
 	}
@@ -61,8 +63,7 @@ func (w *Worker) Acquire(ctx context.Context, im *Image) (*Mount, error) {
 
 // Release gives the reference back and unmounts the image when it was the last.
 func (mt *Mount) Release(ctx context.Context) error {
-	dir := mt.w.Dir.mountDir(mt.id)
-	l, err := proc.TakeLock(ctx, dir+".lock")
+	l, err := proc.TakeLock(ctx, mt.dir+".lock")
 	if err != nil {
 		return err
 	}
@@ -72,7 +73,7 @@ func (mt *Mount) Release(ctx context.Context) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return mt.w.stopIfUnused(ctx, dir, cloneGrace)
+	return mt.w.stopIfUnused(ctx, mt.dir, cloneGrace)
 }
 
 // poll is how often something is looked at again that tells nobody of a change.
@@ -139,6 +140,9 @@ func (w *Worker) start(ctx context.Context, im *Image, dir string) error {
 	args := []string{w.ShimPath, "--socket", w.Dir.ReaderSocket(), "--export", im.ID.Hex(),
 		"--size", strconv.FormatInt(im.RAFS.DeviceSize(), 10), "--dir", dir, "--log", filepath.Join(dir, "shim.log"),
 		"--read-ahead", strconv.Itoa(w.ReadAheadKiB)}
+	if dir == w.Dir.noACLDir(im.ID) {
+		args = append(args, "--no-acl")
+	}
 	if b := im.RAFS.Blob; b != nil {
 		args = append(args, "--data-offset", strconv.FormatInt(b.MappedOff, 10))
 	}

@@ -57,7 +57,7 @@ func (w *Worker) Run(ctx context.Context, im *Image, c Command) (end Ended, err 
 	if err := runsHere(im); err != nil {
 		return end, err
 	}
-	mt, err := w.Acquire(ctx, im)
+	mt, err := w.acquireForSandbox(ctx, im)
 	if err != nil {
 		return end, orCause(ctx, err)
 	}
@@ -136,7 +136,7 @@ func (w *Worker) watchReads(ctx context.Context, im *Image, mt *Mount) (*readWat
 	if err != nil {
 		return nil, err
 	}
-	shim, err := attach.ReadState(w.Dir.mountDir(mt.id))
+	shim, err := attach.ReadState(mt.dir)
 	return &readWatch{w: w, id: im.ID, before: before, shim: shim}, err
 }
 

@@ -55,6 +55,7 @@ type options struct {
 	dir       string
 	dataOff   int64
 	split     bool
+	noACL     bool
 	readAhead int
 	deadline  time.Duration
 	logFile   string
@@ -70,6 +71,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.dir, "dir", "", "`folder` of the mount, existing, mode 0700: the image is mounted at its root/")
 	f.Int64Var(&o.dataOff, "data-offset", 0, "where the data begins in the export, in `bytes`; 0 for none")
 	f.BoolVar(&o.split, "split", false, "attach bootstrap and data as two devices, as kernels before Linux 6.4 need")
+	f.BoolVar(&o.noACL, "no-acl", false, "mount without POSIX ACLs")
 	f.IntVar(&o.readAhead, "read-ahead", attach.DefaultReadAhead, "read-ahead of the device in `KiB`, 0 for none")
 	f.DurationVar(&o.deadline, "deadline", attach.DefaultDeadline, "answer a read with EIO after this `time`")
 	f.StringVar(&o.logFile, "log", "", "append the log to `file` instead of stderr")
@@ -118,7 +120,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		readAhead = -1 // Config's word for none
 	}
 	a, err := attach.Attach(startCtx, attach.Config{
-		Dir: o.dir, Lock: lock, Source: link, DataOff: o.dataOff, Split: o.split, ReadAhead: readAhead, Deadline: o.deadline, Log: log,
+		Dir: o.dir, Lock: lock, Source: link, DataOff: o.dataOff, Split: o.split, NoACL: o.noACL, ReadAhead: readAhead, Deadline: o.deadline, Log: log,
 	})
 	if err != nil {
 		return err

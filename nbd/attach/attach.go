@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -57,6 +58,8 @@ type Config struct {
 	DataOff int64
 	// Split gives every kernel two devices.
 	Split bool
+	// NoACL mounts without POSIX ACLs, as if no file had one.
+	NoACL bool
 	// ReadAhead is the device's read-ahead in KiB; 0 means DefaultReadAhead,
 	// less than 0 none.
 	ReadAhead int
@@ -135,6 +138,9 @@ func attachWith(ctx context.Context, cfg Config, bind binder) (*Attachment, erro
 	}
 	dir := lock.dir
 	b, err := bind(ctx, cfg, dir, func(device, options string) error {
+		if cfg.NoACL {
+			options = strings.TrimPrefix(options+",noacl", ",")
+		}
 		if err := unix.Mount(device, dir.root(), "erofs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 			return fmt.Errorf("mount erofs of %s at %s: %w", device, dir.root(), err)
 		}

@@ -319,6 +319,11 @@ func TestAttachUndoesAllWhenItFails(t *testing.T) {
 		"not an EROFS image":           {image: make([]byte, 1<<20)},
 		"size is no multiple of 4096":  {image: make([]byte, 5000)},
 		"the source stalls at the end": stalled,
+		// Fields of the superblock at 1024.
+		"another magic":          {image: changed(image, 1024, 0)},
+		"blocks of 512 bytes":    {image: changed(image, 1024+12, 9)},
+		"blocks of 64 KiB":       {image: changed(image, 1024+12, 16)},
+		"a feature nobody knows": {image: changed(image, 1024+83, 0x80)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -333,6 +338,13 @@ func TestAttachUndoesAllWhenItFails(t *testing.T) {
 			}
 		})
 	}
+}
+
+// changed returns a copy of image with another byte at off.
+func changed(image []byte, off int, b byte) []byte {
+	image = bytes.Clone(image)
+	image[off] = b
+	return image
 }
 
 func TestAttachRefusesAFolderOpenToOthers(t *testing.T) {

@@ -1,0 +1,35 @@
+package worker
+
+import (
+	"context"
+	"strings"
+
+	"quarry/rafs"
+)
+
+// acquireForSandbox is Acquire for a mount that becomes a sandbox's root. runsc
+// lists a file's POSIX ACLs and refuses to read them, and then cannot copy the
+// file, or a directory that something is made in, to the writable layer. So it
+// gets an image that has ACLs from a mount of its own, where nothing has one.
+func (w *Worker) acquireForSandbox(ctx context.Context, im *Image) (*Mount, error) {
+	if hasACL(im.RAFS.Tree.Root) {
+		return w.acquire(ctx, im, w.Dir.noACLDir(im.ID))
+	}
+	return w.Acquire(ctx, im)
+}
+
+// hasACL reports whether a file or directory of the tree below n, or n, has a
+// POSIX ACL.
+func hasACL(n *rafs.Inode) bool {
+	for _, x := range n.Xattrs {
+		if strings.HasPrefix(x.Name, "system.posix_acl_") {
+			return true
+		}
+	}
+	for _, d := range n.Entries {
+		if hasACL(d.Inode) {
+			return true
+		}
+	}
+	return false
+}
