@@ -124,8 +124,10 @@ func (x *Index) LookupBatch(ctx context.Context, ds []chunk.Digest) ([]Location,
 	slices.SortFunc(order, func(a, b int) int { return slices.Compare(ds[a][:], ds[b][:]) })
 	locs, found := make([]Location, len(ds)), make([]bool, len(ds))
 	// One iterator for the batch saves most of what a single Get costs, and a
-	// seek by prefix, here the whole key, still asks the filters.
-	it, err := x.db.NewIter(nil)
+	// seek by prefix, here the whole key, still asks the filters: also those of
+	// the bottom level, which has nine of ten keys, where Pebble does so only
+	// when told.
+	it, err := x.db.NewIter(&pebble.IterOptions{UseL6Filters: true})
 	if err != nil {
 		return nil, nil, fmt.Errorf("look up chunks: %w", err)
 	}

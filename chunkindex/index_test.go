@@ -452,28 +452,3 @@ func TestReadErrorsSurface(t *testing.T) {
 	}
 	broken.Store(false)
 }
-
-func BenchmarkLookupBatch(b *testing.B) {
-	x, err := chunkindex.Open(chunkindex.Config{Dir: b.TempDir()})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer x.Close()
-	for p := range 20 {
-		insert(b, x, digest(-p-1), entries(p*10_000, 10_000))
-	}
-	for name, first := range map[string]int{"hits": 0, "misses": 1_000_000} {
-		var ds []chunk.Digest
-		for i := range 128 {
-			ds = append(ds, digest(first+i*1500))
-		}
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				if _, _, err := x.LookupBatch(b.Context(), ds); err != nil {
-					b.Fatal(err)
-				}
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(ds)), "ns/lookup")
-		})
-	}
-}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -168,9 +169,17 @@ func options(cfg Config, lock *pebble.Lock) *pebble.Options {
 		},
 	}
 	for i := range o.Levels {
+		l := &o.Levels[i]
 		// Most look-ups of new content miss; the filter answers them without
 		// reading a block. 10 bits a key: 1 % false positives.
-		o.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+		l.FilterPolicy = bloom.FilterPolicy(10)
+		// A look-up reads one key, and digests are everywhere: a block is read for
+		// one of its keys and seldom found in the cache again. 36 keys a block keep
+		// that short; the index of the blocks is still below 1 byte a key.
+		l.BlockSize = 2 << 10
+		l.IndexBlockSize = 1 << 20 // one level of it for each table
+		// Digests are random: trying costs time and gains nothing.
+		l.Compression = func() *sstable.CompressionProfile { return sstable.NoCompression }
 	}
 	return o
 }

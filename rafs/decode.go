@@ -67,25 +67,21 @@ func Decode(b []byte) (*Image, error) {
 	if !root.IsDir() {
 		return nil, formatErrorf(inodeArea, "the root is no directory")
 	}
-	return canonical(b, &Tree{ChunkSize: d.chunkSize, Root: root})
+	return canonical(b, &Tree{ChunkSize: d.chunkSize, Root: root}, d.knowledge())
 }
 
 // canonical ends the decoding of b into t: t's bootstrap must be b, which checks
 // every byte that the decoder did not need to look at.
-func canonical(b []byte, t *Tree) (*Image, error) {
-	p, err := newPlan(t)
+func canonical(b []byte, t *Tree, c knowledge) (*Image, error) {
+	p, err := newPlan(t, c)
 	if err != nil {
 		return nil, &FormatError{Off: inodeArea, Err: err}
 	}
 	if p.size != int64(len(b)) {
 		return nil, formatErrorf(min(p.size, int64(len(b))), "length is %d, want %d for this tree", len(b), p.size)
 	}
-	if want := p.encode(); !bytes.Equal(b, want) {
-		i := 0
-		for b[i] == want[i] {
-			i++
-		}
-		return nil, formatErrorf(int64(i), "byte is %#02x, want %#02x for this tree", b[i], want[i])
+	if err := p.compare(b); err != nil {
+		return nil, err
 	}
 	m := &Image{Tree: t, ChunkSize: t.ChunkSize, Size: p.size}
 	if p.hasBlob() {
@@ -93,6 +89,42 @@ func canonical(b []byte, t *Tree) (*Image, error) {
 		m.Blob = &blob
 	}
 	return m, nil
+}
+
+// compare holds b against the bootstrap that p describes, part by part: a second
+// whole one would double what decoding a large image takes.
+func (p *plan) compare(b []byte) error {
+	var at [areas]int64 // up to where each area was compared
+	for a := range areas {
+		at[a], _ = p.bounds(a)
+	}
+	zeros := func(a area, end int64) error {
+		for i, c := range b[at[a]:end] {
+			if c != 0 {
+				return formatErrorf(at[a]+int64(i), "byte is %#02x, want 0 for this tree", c)
+			}
+		}
+		return nil
+	}
+	err := p.parts(func(a area, off int64, part []byte) error {
+		if err := zeros(a, off); err != nil {
+			return err
+		}
+		at[a] = off + int64(len(part))
+		if got := b[off:at[a]]; !bytes.Equal(got, part) {
+			i := 0
+			for got[i] == part[i] {
+				i++
+			}
+			return formatErrorf(off+int64(i), "byte is %#02x, want %#02x for this tree", got[i], part[i])
+		}
+		return nil
+	})
+	for a := area(0); a < areas && err == nil; a++ {
+		_, end := p.bounds(a)
+		err = zeros(a, end)
+	}
+	return err
 }
 
 // checkFixed looks at the fields in which another EROFS or RAFS file would
@@ -134,6 +166,20 @@ type decoder struct {
 	next      int64 // the inode area is taken up to here
 	nextBlock int64 // the block area is taken up to this block; 0: its start is not known yet
 	linked    map[uint64]*Inode
+	inodes    int // read so far
+}
+
+// knowledge is what newPlan need not find out. No inode but those linked was
+// returned twice: each must lie behind the one before.
+func (d *decoder) knowledge() knowledge {
+	linked := make(map[*Inode]struct{}, len(d.linked))
+	for _, n := range d.linked {
+		linked[n] = struct{}{}
+	}
+	return knowledge{
+		inodes: d.inodes, chunks: len(d.table) / chunkRecSize,
+		linked: func(n *Inode) bool { _, ok := linked[n]; return ok },
+	}
 }
 
 func (d *decoder) readChunkTable() error {
@@ -164,6 +210,7 @@ func (d *decoder) inode(nid, parent uint64, depth int) (*Inode, error) {
 		return nil, formatErrorf(off, "inode of %d bytes is here, want it at %d and within the file", next-want, want)
 	}
 	d.next = next
+	d.inodes++
 	if err := d.body(n, off, s); err != nil {
 		return nil, err
 	}
@@ -286,7 +333,12 @@ func (d *decoder) chunks(n *Inode, off int64) ([]chunk.Digest, error) {
 		if number >= int64(len(d.table)/chunkRecSize) {
 			return nil, formatErrorf(off+int64(k)*indexSize, "chunk number is %d, the chunk table has %d", number, len(d.table)/chunkRecSize)
 		}
-		copy(digests[k][:], d.table[number*chunkRecSize:])
+		rec := d.table[number*chunkRecSize:]
+		// The kernel goes by the block, all others by the number.
+		if block := uint64(le.Uint32(index[4:])); block<<blockBits != le.Uint64(rec[56:]) {
+			return nil, formatErrorf(off+int64(k)*indexSize+4, "chunk %d is in block %d, the chunk table has it at byte %d", number, block, le.Uint64(rec[56:]))
+		}
+		copy(digests[k][:], rec)
 	}
 	return digests, nil
 }

@@ -40,12 +40,13 @@ func dirSize(ds []Dirent) int64 {
 	return size
 }
 
-// putDirents writes one directory block to b, which is zero.
-func putDirents(b []byte, ds []Dirent, nid func(*Inode) uint64) {
+// putDirents writes one directory block to b, which is zero. nids are those of
+// the entries, and may be more.
+func putDirents(b []byte, ds []Dirent, nids []uint64) {
 	nameOff := len(ds) * direntSize
 	for i, d := range ds {
 		rec := b[i*direntSize:]
-		le.PutUint64(rec, nid(d.Inode))
+		le.PutUint64(rec, nids[i])
 		le.PutUint16(rec[8:], uint16(nameOff))
 		rec[10] = dirType(d.Inode)
 		nameOff += copy(b[nameOff:], d.Name)

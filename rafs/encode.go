@@ -3,51 +3,102 @@ package rafs
 import (
 	"crypto/sha256"
 	"math/bits"
+	"slices"
+
+	"quarry/store/chunk"
 )
 
 // Encode returns the bootstrap of t: the same bytes for equal trees, always. It
 // fails with a *TreeError when something in t has no place in the format.
 func Encode(t *Tree) ([]byte, error) {
-	p, err := newPlan(t)
+	p, err := newPlan(t, knowledge{})
 	if err != nil {
 		return nil, err
 	}
 	return p.encode(), nil
 }
 
-// encode writes the bootstrap and fills in p.blob.ID. The id is the digest of
-// the chunk-info table, which must therefore not hold it; the device slot and
-// the blob record get it last.
+// encode writes the bootstrap and fills in p.blob.ID.
 func (p *plan) encode() []byte {
 	b := make([]byte, p.size)
-	p.putChunkTable(b)
-	for i := range p.nodes {
-		p.putInode(b, &p.nodes[i])
-	}
-	p.putSuper(b[superOff:])
-	p.putExtSuper(b[extSuperOff:])
-	if p.hasBlob() {
-		p.putDevice(b[deviceOff:])
-		p.putBlobRecord(b[blobTableOff:])
-	}
+	_ = p.parts(func(_ area, off int64, part []byte) error { // fails only if the function does
+		copy(b[off:], part)
+		return nil
+	})
 	return b
+}
+
+// area is a region of the bootstrap.
+type area int
+
+const (
+	headArea  area = iota // superblocks, device slot, blob table
+	nodeArea              // inodes with what is behind them
+	blockArea             // blocks of directories and symlinks
+	chunkArea             // chunk-info table
+	areas
+)
+
+// bounds returns where an area begins and where the next one does.
+func (p *plan) bounds(a area) (start, end int64) {
+	blocks := align(p.inodeEnd, blockSize)
+	table := blocks + p.blocks*blockSize
+	return []int64{0, inodeArea, blocks, table}[a], []int64{inodeArea, blocks, table, p.size}[a]
+}
+
+// parts calls put for every part of the bootstrap that is not only zeros, of each
+// area in ascending order, with memory that is put's until it returns. The blob's
+// id is the digest of the chunk-info table, which must therefore not hold it;
+// the head has it and comes last.
+func (p *plan) parts(put func(a area, off int64, part []byte) error) error {
+	if err := p.putChunkTable(put); err != nil {
+		return err
+	}
+	var w nodeWriter
+	for i := range p.nodes {
+		if err := w.write(p, uint32(i), put); err != nil {
+			return err
+		}
+	}
+	head := make([]byte, inodeArea)
+	p.putSuper(head[superOff:])
+	p.putExtSuper(head[extSuperOff:])
+	if p.hasBlob() {
+		p.putDevice(head[deviceOff:])
+		p.putBlobRecord(head[blobTableOff:])
+	}
+	return put(headArea, 0, head)
 }
 
 func (p *plan) hasBlob() bool { return len(p.blob.Chunks) > 0 }
 
-func (p *plan) putChunkTable(b []byte) {
-	table := b[p.chunkTable:]
-	for i, c := range p.blob.Chunks {
-		rec := table[i*chunkRecSize:]
-		copy(rec, c.Digest[:])
-		le.PutUint32(rec[40:], c.Len) // stored length
-		le.PutUint32(rec[44:], c.Len)
-		le.PutUint64(rec[48:], uint64(c.Off))
-		le.PutUint64(rec[56:], uint64(c.DevOff))
-		le.PutUint64(rec[64:], uint64(p.fileOffs[i]))
-		le.PutUint32(rec[72:], uint32(i))
+// tablePart is how many chunk-info records are put at once: 80 KiB.
+const tablePart = 1024
+
+func (p *plan) putChunkTable(put func(area, int64, []byte) error) error {
+	sum := sha256.New()
+	buf := make([]byte, min(tablePart, len(p.blob.Chunks))*chunkRecSize)
+	for i := 0; i < len(p.blob.Chunks); i += tablePart {
+		part := p.blob.Chunks[i:min(i+tablePart, len(p.blob.Chunks))]
+		clear(buf)
+		for k, c := range part {
+			rec := buf[k*chunkRecSize:]
+			copy(rec, c.Digest[:])
+			le.PutUint32(rec[40:], c.Len) // stored length
+			le.PutUint32(rec[44:], c.Len)
+			le.PutUint64(rec[48:], uint64(c.Off))
+			le.PutUint64(rec[56:], uint64(c.DevOff))
+			le.PutUint64(rec[64:], uint64(p.fileOffs[i+k]))
+			le.PutUint32(rec[72:], uint32(i+k))
+		}
+		buf = buf[:len(part)*chunkRecSize]
+		sum.Write(buf)
+		if err := put(chunkArea, p.chunkTable+int64(i)*chunkRecSize, buf); err != nil {
+			return err
+		}
 	}
-	p.blob.ID = sha256.Sum256(table[:len(p.blob.Chunks)*chunkRecSize])
+	p.blob.ID = chunk.Digest(sum.Sum(nil))
+	return nil
 }
 
 func (p *plan) putSuper(b []byte) {
@@ -102,14 +153,31 @@ func (p *plan) putBlobRecord(b []byte) {
 	copy(b[136:], toc[:])
 }
 
-func (p *plan) putInode(b []byte, nd *node) {
-	n, h := nd.inode, b[nd.off:]
-	le.PutUint16(h, 1|nd.layout<<1)
-	le.PutUint16(h[2:], xattrCount(nd.xattrs))
+// nodeWriter writes one inode after the other. All its fields are scratch.
+type nodeWriter struct {
+	inode, blocks []byte // of the inode at hand
+	dirents       []Dirent
+	nids          []uint64
+}
+
+// zeroed returns b with length n and all zeros.
+func zeroed(b []byte, n int64) []byte {
+	b = slices.Grow(b[:0], int(n))[:n]
+	clear(b)
+	return b
+}
+
+func (w *nodeWriter) write(p *plan, i uint32, put func(area, int64, []byte) error) error {
+	nd := &p.nodes[i]
+	n, s := nd.inode, p.shapeOf(nd.inode)
+	w.inode, w.blocks = zeroed(w.inode, inodeSize+s.xattrs+s.behind), zeroed(w.blocks, s.blocks*blockSize)
+	h := w.inode
+	le.PutUint16(h, 1|s.layout<<1)
+	le.PutUint16(h[2:], xattrCount(s.xattrs))
 	le.PutUint16(h[4:], uint16(n.Mode))
-	le.PutUint64(h[8:], uint64(nd.size))
-	le.PutUint32(h[16:], p.inodeData(nd))
-	le.PutUint32(h[20:], uint32(nidOf(nd.off)))
+	le.PutUint64(h[8:], uint64(s.size))
+	le.PutUint32(h[16:], p.inodeData(nd, s))
+	le.PutUint32(h[20:], uint32(nidOf(nd.off())))
 	le.PutUint32(h[24:], n.UID)
 	le.PutUint32(h[28:], n.GID)
 	le.PutUint64(h[32:], uint64(n.Mtime))
@@ -118,25 +186,31 @@ func (p *plan) putInode(b []byte, nd *node) {
 	putXattrs(h[inodeSize:], n.Xattrs)
 	switch n.Type() {
 	case ModeDir:
-		p.putDir(b, nd)
+		w.putDir(p, i, s)
 	case ModeRegular:
-		indexes := h[inodeSize+align(nd.xattrs, indexSize):]
-		for k, d := range n.Chunks {
-			p.putIndex(indexes[k*indexSize:], p.numbers[d])
+		indexes := h[inodeSize+align(s.xattrs, indexSize):]
+		for k := range n.Chunks {
+			p.putIndex(indexes[k*indexSize:], p.numbers[int(nd.first)+k])
 		}
 	case ModeSymlink:
-		copy(p.segment(b, nd, 0), n.Target)
+		copy(w.segment(s, 0), n.Target)
 	}
+	if err := put(nodeArea, nd.off(), h); err != nil || s.blocks == 0 {
+		return err
+	}
+	start, _ := p.bounds(blockArea)
+	return put(blockArea, start+int64(nd.block)*blockSize, w.blocks)
 }
 
 // inodeData is the field of an inode whose meaning depends on its type: device
 // number, chunk format, or first block.
-func (p *plan) inodeData(nd *node) uint32 {
+func (p *plan) inodeData(nd *node, s shape) uint32 {
 	switch {
-	case nd.layout == layoutChunk:
+	case s.layout == layoutChunk:
 		return chunkIndexed | uint32(bits.TrailingZeros32(p.tree.ChunkSize)-blockBits)
-	case nd.blocks > 0:
-		return uint32(align(p.inodeEnd, blockSize)/blockSize + nd.block)
+	case s.blocks > 0:
+		start, _ := p.bounds(blockArea)
+		return uint32(start/blockSize) + nd.block
 	default:
 		return nd.inode.Rdev
 	}
@@ -151,23 +225,34 @@ func (p *plan) putIndex(b []byte, number uint32) {
 }
 
 // segment returns the bytes for block i of a directory's or symlink's data: in
-// the block area, or behind the inode.
-func (p *plan) segment(b []byte, nd *node, i int64) []byte {
-	if i < nd.blocks {
-		off := align(p.inodeEnd, blockSize) + (nd.block+i)*blockSize
-		return b[off : off+blockSize]
+// its blocks, or behind the inode.
+func (w *nodeWriter) segment(s shape, i int64) []byte {
+	if i < s.blocks {
+		return w.blocks[i*blockSize:][:blockSize]
 	}
-	off := nd.off + inodeSize + nd.xattrs
-	return b[off : off+nd.behind]
+	return w.inode[inodeSize+s.xattrs:][:s.behind]
 }
 
-func (p *plan) putDir(b []byte, nd *node) {
-	ds := withDots(nil, nd.inode, nd.parent)
+func (w *nodeWriter) putDir(p *plan, number uint32, s shape) {
+	nd := &p.nodes[number]
+	w.dirents = withDots(w.dirents[:0], nd.inode, p.nodes[nd.parent].inode)
+	w.nids = w.nids[:0]
+	kids := p.kids[nd.first:]
+	for _, d := range w.dirents {
+		at := number
+		switch d.Name {
+		case ".":
+		case "..":
+			at = nd.parent
+		default:
+			at, kids = kids[0], kids[1:]
+		}
+		w.nids = append(w.nids, nidOf(p.nodes[at].off()))
+	}
+	ds, nids := w.dirents, w.nids
 	for i := int64(0); len(ds) > 0; i++ {
 		n, _ := dirBlock(ds)
-		putDirents(p.segment(b, nd, i), ds[:n], func(n *Inode) uint64 {
-			return nidOf(p.nodes[p.index[n]].off)
-		})
-		ds = ds[n:]
+		putDirents(w.segment(s, i), ds[:n], nids)
+		ds, nids = ds[n:], nids[n:]
 	}
 }

@@ -9,14 +9,15 @@ import (
 )
 
 // plan is where everything of a tree goes in its bootstrap. It depends on the
-// tree alone.
+// tree alone. Images have up to millions of files, so a plan holds of each only
+// what is not quickly worked out again.
 type plan struct {
 	tree  *Tree
 	nodes []node // in the order of the inode area: a depth-first walk
-	index map[*Inode]int
-	blob  Blob
-	// numbers finds a chunk in blob.Chunks.
-	numbers map[chunk.Digest]uint32
+	// kids are the nodes of directories' entries, numbers the chunks of files in
+	// blob.Chunks; a node says where its own begin.
+	kids, numbers []uint32
+	blob          Blob
 	// fileOffs says for each chunk where in a file it was first used.
 	fileOffs []int64
 
@@ -25,34 +26,51 @@ type plan struct {
 	chunkTable int64 // offset of the chunk-info table, when there are chunks
 	size       int64 // of the bootstrap
 	hasXattrs  bool
+	dirents    []Dirent // scratch
 }
 
-// node is the place of one inode.
+// node is the place of one inode. MaxBootstrap keeps every count in 32 bits.
 type node struct {
-	shape
 	inode  *Inode
-	parent *Inode // directories: what ".." is
-	off    int64
-	block  int64 // the first of its blocks, counted from the block area
+	parent uint32 // directories: the node that ".." is
+	first  uint32 // directories: in plan.kids; regular files: in plan.numbers
+	slot   uint32 // where it is, in slots
+	block  uint32 // the first of its blocks, counted from the block area
 	nlink  uint32
 }
+
+func (nd *node) off() int64 { return int64(nd.slot) * slotSize }
 
 // planner walks a tree once to fill a plan.
 type planner struct {
 	plan
-	names   []string // path of the inode at hand
-	dirents []Dirent // scratch
+	index   map[*Inode]uint32       // nodes
+	linked  func(*Inode) bool       // which inodes can come again; nil: all
+	known   map[chunk.Digest]uint32 // finds a chunk in blob.Chunks
+	pending []uint32                // kids of the directories being visited
+	names   []string                // path of the inode at hand
 }
 
-func newPlan(t *Tree) (*plan, error) {
-	p := planner{plan: plan{tree: t, index: map[*Inode]int{}, numbers: map[chunk.Digest]uint32{}, inodeEnd: inodeArea}}
+// knowledge is what a decoder knows of the tree it has made; zero: nothing. It
+// only saves memory.
+type knowledge struct {
+	inodes, chunks int
+	linked         func(*Inode) bool // whether an inode can have more than one path
+}
+
+func newPlan(t *Tree, c knowledge) (*plan, error) {
+	p := planner{
+		plan:  plan{tree: t, inodeEnd: inodeArea, nodes: make([]node, 0, c.inodes), kids: make([]uint32, 0, c.inodes)},
+		index: map[*Inode]uint32{}, known: make(map[chunk.Digest]uint32, c.chunks), linked: c.linked,
+	}
+	p.blob.Chunks, p.fileOffs = make([]Chunk, 0, c.chunks), make([]int64, 0, c.chunks)
 	if !chunk.ValidSize(int64(t.ChunkSize)) {
 		return nil, p.fail(fmt.Errorf("chunk size %d is not a power of two from %d to %d", t.ChunkSize, chunk.MinSize, chunk.MaxSize))
 	}
 	if t.Root == nil || !t.Root.IsDir() {
 		return nil, p.fail(errors.New("the root is no directory"))
 	}
-	if err := p.visit(t.Root, t.Root); err != nil {
+	if _, err := p.visit(t.Root, 0); err != nil {
 		return nil, err
 	}
 	p.size = align(p.inodeEnd, blockSize) + p.blocks*blockSize
@@ -67,64 +85,80 @@ func newPlan(t *Tree) (*plan, error) {
 		return nil, p.fail(err)
 	}
 	p.blob.MappedOff = align(p.size, mappedAlign)
-	return &p.plan, nil
+	done := p.plan // by itself, so that the rest of the planner can go
+	return &done, nil
 }
 
 func (p *planner) fail(err error) error {
 	return &TreeError{Path: "/" + strings.Join(p.names, "/"), Err: err}
 }
 
-// visit gives n its place at its first path, and counts the others.
-func (p *planner) visit(n, parent *Inode) error {
+// visit gives n its place at its first path, counts the others, and returns its
+// node.
+func (p *planner) visit(n *Inode, parent uint32) (uint32, error) {
 	if i, seen := p.index[n]; seen {
 		if n.IsDir() {
-			return p.fail(errors.New("the directory has another path already"))
+			return 0, p.fail(errors.New("the directory has another path already"))
 		}
 		p.nodes[i].nlink++
-		return nil
+		return i, nil
 	}
 	if err := checkInode(n, p.tree.ChunkSize); err != nil {
-		return p.fail(err)
+		return 0, p.fail(err)
 	}
+	first := uint32(len(p.numbers))
 	if err := p.numberChunks(n); err != nil {
-		return p.fail(err)
+		return 0, p.fail(err)
 	}
 	i := p.place(n, parent)
+	p.nodes[i].first = first
 	if !n.IsDir() {
-		return nil
+		return i, nil
 	}
+	return i, p.visitEntries(n, i)
+}
+
+func (p *planner) visitEntries(n *Inode, i uint32) error {
 	if len(p.names) >= MaxDepth {
 		return p.fail(fmt.Errorf("the directory is nested deeper than the limit of %d", MaxDepth))
 	}
-	p.nodes[i].nlink = 2
+	nlink, kids := uint32(2), len(p.pending)
 	for _, d := range n.Entries {
 		p.names = append(p.names, d.Name)
-		if err := p.visit(d.Inode, n); err != nil {
+		kid, err := p.visit(d.Inode, i)
+		if err != nil {
 			return err
 		}
 		p.names = p.names[:len(p.names)-1]
+		p.pending = append(p.pending, kid)
 		if d.Inode.IsDir() {
-			p.nodes[i].nlink++
+			nlink++
 		}
 	}
+	p.nodes[i].nlink, p.nodes[i].first = nlink, uint32(len(p.kids))
+	p.kids = append(p.kids, p.pending[kids:]...)
+	p.pending = p.pending[:kids]
 	return nil
 }
 
-func (p *planner) place(n, parent *Inode) int {
-	nd := node{shape: p.shapeOf(n, parent), inode: n, parent: parent, block: p.blocks, nlink: 1}
-	nd.off, p.inodeEnd = place(p.inodeEnd, nd.shape)
-	p.blocks += nd.blocks
-	p.hasXattrs = p.hasXattrs || nd.xattrs > 0
-	p.index[n] = len(p.nodes)
-	p.nodes = append(p.nodes, nd)
-	return len(p.nodes) - 1
+func (p *planner) place(n *Inode, parent uint32) uint32 {
+	s := p.shapeOf(n)
+	i := uint32(len(p.nodes))
+	off, end := place(p.inodeEnd, s)
+	p.nodes = append(p.nodes, node{inode: n, parent: parent, slot: uint32(off / slotSize), block: uint32(p.blocks), nlink: 1})
+	p.inodeEnd, p.blocks = end, p.blocks+s.blocks
+	p.hasXattrs = p.hasXattrs || s.xattrs > 0
+	if p.linked == nil || p.linked(n) {
+		p.index[n] = i
+	}
+	return i
 }
 
-func (p *planner) shapeOf(n, parent *Inode) shape {
+func (p *plan) shapeOf(n *Inode) shape {
 	xattrs := xattrsSize(n.Xattrs)
 	switch n.Type() {
 	case ModeDir:
-		p.dirents = withDots(p.dirents[:0], n, parent)
+		p.dirents = withDots(p.dirents[:0], n, n) // the parent does not matter here
 		return flatShape(dirSize(p.dirents), xattrs)
 	case ModeRegular:
 		return fileShape(n.Size, xattrs, p.tree.ChunkSize)
@@ -135,20 +169,22 @@ func (p *planner) shapeOf(n, parent *Inode) shape {
 	}
 }
 
-// numberChunks gives every chunk of n that no earlier file has its number.
+// numberChunks gives every chunk of n its number, a new one if no earlier file has it.
 func (p *planner) numberChunks(n *Inode) error {
 	size := int64(p.tree.ChunkSize)
 	for k, d := range n.Chunks {
 		length := uint32(chunk.Len(int64(k), n.Size, size))
-		if i, known := p.numbers[d]; known {
-			if have := p.blob.Chunks[i].Len; have != length {
-				return fmt.Errorf("chunk %d is %s with %d bytes, elsewhere in the tree it has %d", k, d, length, have)
-			}
-			continue
+		i, known := p.known[d]
+		if !known {
+			i = uint32(len(p.blob.Chunks))
+			p.known[d] = i
+			p.blob.add(d, length)
+			p.fileOffs = append(p.fileOffs, int64(k)*size)
 		}
-		p.numbers[d] = uint32(len(p.blob.Chunks))
-		p.blob.add(d, length)
-		p.fileOffs = append(p.fileOffs, int64(k)*size)
+		if have := p.blob.Chunks[i].Len; have != length {
+			return fmt.Errorf("chunk %d is %s with %d bytes, elsewhere in the tree it has %d", k, d, length, have)
+		}
+		p.numbers = append(p.numbers, i)
 	}
 	return nil
 }

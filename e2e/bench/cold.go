@@ -15,7 +15,12 @@ import (
 
 // measureCold runs one small command on workers that have never seen the image
 // and compares the bytes on the wire with the pages the command touches.
-func measureCold(ctx context.Context, r *report, l *lab.Lab, layout, _ string) (err error) {
+func measureCold(ctx context.Context, b *bench) (err error) {
+	l := b.lab
+	layout, _, err := lab.DebianImages()
+	if err != nil {
+		return err
+	}
 	data := l.Path("cold")
 	if _, err := l.Convert(ctx, data, "oci:"+layout, "bench/debian"); err != nil {
 		return err
@@ -51,11 +56,11 @@ func measureCold(ctx context.Context, r *report, l *lab.Lab, layout, _ string) (
 		pages = append(pages, float64(st.DeviceBytes))
 	}
 	touched := median(pages)
-	r.figure("cold python3 -c 'print(1)': pages touched", fmt.Sprintf("%.2f MB", touched/1e6))
-	r.atMost("cold: wire bytes ÷ pages touched", median(wire)/touched, 1.3, "×")
-	r.figure("cold: plain chunk bytes ÷ pages touched", fmt.Sprintf("%.2f", median(plain)/touched))
-	r.figure("cold: requests", fmt.Sprintf("%.0f", median(requests)))
-	r.figure("cold: time to first output", fmt.Sprintf("%.2f s", median(first)/1000))
+	b.figure("cold python3 -c 'print(1)': pages touched", fmt.Sprintf("%.2f MB", touched/1e6))
+	b.atMost("cold: wire bytes ÷ pages touched", median(wire)/touched, 1.3, "×")
+	b.figure("cold: plain chunk bytes ÷ pages touched", fmt.Sprintf("%.2f", median(plain)/touched))
+	b.figure("cold: requests", fmt.Sprintf("%.0f", median(requests)))
+	b.figure("cold: time to first output", fmt.Sprintf("%.2f s", median(first)/1000))
 	return nil
 }
 

@@ -203,13 +203,3 @@ func TestDecompressionBombsAllocateNothing(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkCompress(b *testing.B) {
-	p := bytes.Repeat([]byte("a chunk that compresses, though not to nothing: "), 200)
-	p = append(p, noise(chunk.DefaultSize-len(p))...)
-	dst := make([]byte, 0, chunk.DefaultSize+1024)
-	b.SetBytes(int64(len(p)))
-	for b.Loop() {
-		pack.Compress(dst, p)
-	}
-}

@@ -80,6 +80,7 @@ func (w *write) addTo(ctx context.Context, p **openPack, it *item) error {
 		return fmt.Errorf("write pack in %s: %w", w.s.cfg.TmpDir, explain(err))
 	}
 	w.made.chunks++
+	w.made.digests = append(w.made.digests, it.digest)
 	w.made.plainBytes += int64(e.Len)
 	w.made.storedBytes += int64(e.Stored)
 	if (*p).Size() < w.s.cfg.PackSize && (*p).Count() < pack.MaxCount {

@@ -27,6 +27,8 @@ type Stats struct {
 	PlainBytes     int64 // of all chunks put
 	NewPlainBytes  int64
 	NewStoredBytes int64 // after compression, without the packs' own bytes
+	// New are the digests of the new chunks, in the order of the packs.
+	New []chunk.Digest
 }
 
 // Write implements store.Store. The same puts in the same order make the same
@@ -68,7 +70,7 @@ func (s *Store) WriteStats(ctx context.Context, fn func(context.Context, store.P
 	if err != nil {
 		return Stats{}, err
 	}
-	st := Stats{w.taken.chunks, w.made.chunks, w.taken.plainBytes, w.made.plainBytes, w.made.storedBytes}
+	st := Stats{w.taken.chunks, w.made.chunks, w.taken.plainBytes, w.made.plainBytes, w.made.storedBytes, w.made.digests}
 	s.metrics.wrote(st)
 	return st, nil
 }
@@ -123,7 +125,10 @@ type write struct {
 	taken   struct{ chunks, plainBytes int64 }
 
 	// made is the packer's alone until it has ended.
-	made struct{ chunks, plainBytes, storedBytes int64 }
+	made struct {
+		chunks, plainBytes, storedBytes int64
+		digests                         []chunk.Digest
+	}
 
 	mu sync.Mutex // guards pending, and is never held while waiting
 	// pending has the chunks of batches and packs that the index does not know
