@@ -12,10 +12,7 @@ import (
 // file, or a directory that something is made in, to the writable layer. So it
 // gets an image that has ACLs from a mount of its own, where nothing has one.
 func (w *Worker) acquireForSandbox(ctx context.Context, im *Image) (*Mount, error) {
-	if hasACL(im.RAFS.Tree.Root) {
-		return w.acquire(ctx, im, w.Dir.noACLDir(im.ID))
-	}
-	return w.Acquire(ctx, im)
+	return w.acquire(ctx, im, hasACL(im.RAFS.Tree.Root))
 }
 
 // hasACL reports whether a file or directory of the tree below n, or n, has a

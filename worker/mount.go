@@ -39,16 +39,21 @@ func (mt *Mount) Root() string { return filepath.Join(mt.dir, "root") }
 // Acquire mounts the image when it is not, and takes a reference that lives as
 // long as this process or until Release.
 func (w *Worker) Acquire(ctx context.Context, im *Image) (*Mount, error) {
-	return w.acquire(ctx, im, w.Dir.mountDir(im.ID))
+	return w.acquire(ctx, im, false)
 }
 
-func (w *Worker) acquire(ctx context.Context, im *Image, dir string) (*Mount, error) {
+// acquire is Acquire; with noACL, of the mount without POSIX ACLs.
+func (w *Worker) acquire(ctx context.Context, im *Image, noACL bool) (*Mount, error) {
+	dir := w.Dir.mountDir(im.ID)
+	if noACL {
+		dir = w.Dir.noACLDir(im.ID)
+	}
 	l, err := proc.TakeLock(ctx, dir+".lock")
 	if err != nil {
 		return nil, err
 	}
 	defer l.Unlock()
-	if err := w.ensureMounted(ctx, im, dir); err != nil {
+	if err := w.ensureMounted(ctx, im, dir, noACL); err != nil {
 		return nil, fmt.Errorf("mount image %s: %w", im.ID, err)
 	}
 	mt := &Mount{w: w, dir: dir, path: filepath.Join(dir, "refs", rand.Text())}
@@ -56,7 +61,7 @@ func (w *Worker) acquire(ctx context.Context, im *Image, dir string) (*Mount, er
 		mt.ref, err = proc.TryLock(mt.path)
 	}
 	if err != nil {
-		return nil, errors.Join(err, w.stopIfUnused(context.WithoutCancel(ctx), dir, 0))
+		return nil, errors.Join(err, w.stopIfUnused(context.WithoutCancel(ctx), dir, false))
 	}
 	return mt, nil
 }
@@ -73,7 +78,7 @@ func (mt *Mount) Release(ctx context.Context) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return mt.w.stopIfUnused(ctx, mt.dir, cloneGrace)
+	return mt.w.stopIfUnused(ctx, mt.dir, true)
 }
 
 // poll is how often something is looked at again that tells nobody of a change.
@@ -81,12 +86,12 @@ const poll = 5 * time.Millisecond
 
 // ensureMounted makes sure that the image is mounted and answers: its reader may
 // have died since, and a new one is then found by the shim.
-func (w *Worker) ensureMounted(ctx context.Context, im *Image, dir string) error {
+func (w *Worker) ensureMounted(ctx context.Context, im *Image, dir string, noACL bool) error {
 	if err := w.ensureReader(ctx); err != nil {
 		return err
 	}
 	if !mounted(dir) {
-		return w.start(ctx, im, dir)
+		return w.start(ctx, im, dir, noACL)
 	}
 	deadline := time.Now().Add(startTimeout)
 	for {
@@ -129,7 +134,7 @@ func mounted(dir string) bool {
 }
 
 // start runs a shim in dir; the caller holds the image's lock.
-func (w *Worker) start(ctx context.Context, im *Image, dir string) error {
+func (w *Worker) start(ctx context.Context, im *Image, dir string, noACL bool) error {
 	// What is there is dead, or a shim whose starter died while it began.
 	if err := attach.End(ctx, dir); err != nil {
 		return err
@@ -140,7 +145,7 @@ func (w *Worker) start(ctx context.Context, im *Image, dir string) error {
 	args := []string{w.ShimPath, "--socket", w.Dir.ReaderSocket(), "--export", im.ID.Hex(),
 		"--size", strconv.FormatInt(im.RAFS.DeviceSize(), 10), "--dir", dir, "--log", filepath.Join(dir, "shim.log"),
 		"--read-ahead", strconv.Itoa(w.ReadAheadKiB)}
-	if dir == w.Dir.noACLDir(im.ID) {
+	if noACL {
 		args = append(args, "--no-acl")
 	}
 	if b := im.RAFS.Blob; b != nil {
@@ -182,21 +187,37 @@ func runShim(ctx context.Context, args []string, logPath string) error {
 	return fmt.Errorf("the shim ended (%w): %s", errors.Join(err, waitErr), proc.LastLine(logPath))
 }
 
-// cloneGrace is how long a mount may be in use by another mount namespace alone
-// before that counts: a starting sandbox's gofer holds copies of all mounts of
-// this machine until it has left them.
-const cloneGrace = 3 * time.Second
+const (
+	// cloneGrace is how long a mount may be in use by another mount namespace
+	// alone before that counts: a process that has just been given one holds
+	// copies of all mounts of this machine until it has left them.
+	cloneGrace = 3 * time.Second
+	// passingGrace is the same where only runsc has the namespace. What runsc uses
+	// for long has a reference, so this is a sandbox that starts or is being taken
+	// apart, which takes as long as the machine is busy.
+	passingGrace = 30 * time.Second
+)
 
-// stopIfUnused ends the shim when the mount has no user, and waits for a use
-// that is about to end for at most grace; the caller holds the image's lock.
-func (w *Worker) stopIfUnused(ctx context.Context, dir string, grace time.Duration) error {
-	for deadline := time.Now().Add(grace); ; time.Sleep(4 * poll) {
+// stopIfUnused ends the shim when the mount has no user. With wait, it waits for
+// a use that is about to end; the caller holds the image's lock.
+func (w *Worker) stopIfUnused(ctx context.Context, dir string, wait bool) error {
+	for start := time.Now(); ; time.Sleep(4 * poll) {
 		use, err := inUse(dir)
-		if err != nil || use == usedHere || use == usedElsewhere && time.Now().After(deadline) {
+		if err != nil {
 			return err
 		}
 		if use == unused {
 			break
+		}
+		// A process that was killed holds its sandbox until the kernel has taken it
+		// apart: it may have died since this process swept.
+		if use == usedInPassing {
+			if err := w.sweepSandboxes(ctx); err != nil {
+				return err
+			}
+		}
+		if waited := time.Since(start); !wait || use == usedHere || use == usedElsewhere && waited > cloneGrace || waited > passingGrace {
+			return nil
 		}
 	}
 	if err := attach.End(ctx, dir); err != nil {
@@ -210,6 +231,7 @@ type use int
 
 const (
 	unused        use = iota
+	usedInPassing     // by a mount in a mount namespace that only runsc is in
 	usedElsewhere     // by a mount in another mount namespace
 	usedHere          // by a process, or by a mount in this namespace
 )
@@ -320,30 +342,47 @@ func mountedElsewhere(dev uint64, root string) (use, error) {
 	if err != nil {
 		return usedHere, err
 	}
-	found := unused
-	seen := map[string]bool{}
+	found := map[string]use{} // by mount namespace
 	for _, p := range procs {
 		if _, err := strconv.Atoi(p.Name()); err != nil {
 			continue
 		}
 		ns, err := os.Readlink(filepath.Join("/proc", p.Name(), "ns/mnt"))
-		if err != nil || seen[ns] {
-			continue // it has ended, or its namespace is known
-		}
-		raw, err := os.ReadFile(filepath.Join("/proc", p.Name(), "mountinfo"))
 		if err != nil {
-			continue
+			continue // it has ended
 		}
-		seen[ns] = true
-		if !mountedBeside(string(raw), dev, root) {
-			continue
+		u, known := found[ns]
+		if !known {
+			raw, err := os.ReadFile(filepath.Join("/proc", p.Name(), "mountinfo"))
+			if err != nil {
+				continue
+			}
+			if mountedBeside(string(raw), dev, root) {
+				u = usedInPassing
+			}
 		}
-		if ns == own {
+		switch {
+		case u == unused:
+		case ns == own:
 			return usedHere, nil
+		case u == usedInPassing && !isRunsc(p.Name()):
+			u = usedElsewhere
 		}
-		found = usedElsewhere
+		found[ns] = u
 	}
-	return found, nil
+	most := unused
+	for _, u := range found {
+		most = max(most, u)
+	}
+	return most, nil
+}
+
+// isRunsc reports whether a process is one of runsc's, by the name it gives
+// itself, such as runsc-gofer.
+func isRunsc(pid string) bool {
+	raw, err := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
+	name, _, _ := strings.Cut(string(raw), "\x00")
+	return err == nil && strings.HasPrefix(filepath.Base(name), "runsc")
 }
 
 // mountedBeside looks for the device in a mount table, in a place other than root.
@@ -409,7 +448,7 @@ func (w *Worker) UnmountAt(ctx context.Context, target string) error {
 	if err := unmountBind(abs); err != nil {
 		return err
 	}
-	return w.stopIfUnused(ctx, dir, cloneGrace)
+	return w.stopIfUnused(ctx, dir, true)
 }
 
 func unmountBind(path string) error {

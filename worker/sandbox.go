@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -77,9 +78,14 @@ func (b *sandbox) remove() error {
 	}
 }
 
-// removeFolder removes the lock's file last: until then a sweep sees an owner.
+// removeFolder removes the lock's file last: until then a sweep sees an owner. A
+// sweep that has opened that file before it was removed gets its lock after, and
+// finds no folder.
 func (b *sandbox) removeFolder() error {
 	entries, err := os.ReadDir(b.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

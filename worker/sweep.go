@@ -49,7 +49,7 @@ func (w *Worker) sweepMount(ctx context.Context, dir string) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return w.stopIfUnused(ctx, dir, 0)
+	return w.stopIfUnused(ctx, dir, false)
 }
 
 func (w *Worker) sweepSandboxes(ctx context.Context) error {
