@@ -9,15 +9,19 @@ export PATH := $(BIN):$(PATH)
 export QUARRY_BIN := $(BIN)
 export QUARRY_IMAGES := $(CACHE)/images
 export QUARRY_DEBS := $(CACHE)/debs
+export QUARRY_VM := $(CACHE)/vm
+export QUARRY_CORPUS := $(CACHE)/corpus
+export QUARRY_BENCH_CACHE := $(CACHE)/bench
 
 # The version quarry doctor names is the one that is installed here.
 RUNSC := $(shell sed -n 's/^const runscModule = "\(.*\)"/\1/p' cmd/quarry/doctor.go)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps
+PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps \
+	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 SOURCES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cache/*') go.mod go.sum
 
-.PHONY: demo test unit bench lint fuzz e2e golden build setup images clean
+.PHONY: demo test unit bench lint fuzz long e2e vm interop bench-all corpus corpus-report golden build setup images clean
 
 demo: setup build images
 	go run ./e2e/demo
@@ -32,21 +36,48 @@ unit:
 e2e: setup build images
 	go test -race -timeout 15m -count=1 ./e2e/...
 
+# Boots Debian kernels in QEMU; part of test.
+vm: setup build images
+	go test -count=1 -timeout 30m -v ./e2e/vm
+
+# Stock Nydus and the kernel read our images; builds nydus-rs once, see
+# e2e/interop/README.md.
+interop: setup build images $(BIN)/staticcheck
+	sh e2e/interop/build-nydus.sh $(CACHE)/interop
+	go vet -tags interop ./e2e/interop
+	$(BIN)/staticcheck -tags interop ./e2e/interop
+	REQUIRE_ALL=1 QUARRY_NYDUS=$(CACHE)/interop go test -tags interop -timeout 25m -count=1 ./e2e/interop
+
+# The figures that gate, of the Debian pair or, where make corpus has made them, of
+# two images of each family; bench-all takes every image.
 bench: setup build images
 	go run ./e2e/bench
+
+bench-all: setup build images corpus
+	go run ./e2e/bench -all
+
+# 16 real images, and what they cost to keep at each chunk size.
+corpus: setup
+	go run ./e2e/corpus build --dir $(QUARRY_CORPUS) --debs $(QUARRY_DEBS)
+
+corpus-report: build corpus
+	go run ./e2e/corpus report --dir $(QUARRY_CORPUS) --json $(CACHE)/corpus-report.json
 
 lint: $(BIN)/staticcheck
 	@bad=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); if [ -n "$$bad" ]; then echo "not gofmt-ed: $$bad"; exit 1; fi
 	go vet ./...
 	$(BIN)/staticcheck ./...
 
-# 30 s for each fuzz target.
+# What reads bytes from outside, 30 s each.
+FUZZ := converter:FuzzLayerStack converter/layer:FuzzRead converter/oci:FuzzOpen rafs:FuzzDecode rafs:FuzzPatched
+
 fuzz:
-	@go list ./... | while read -r pkg; do \
-		go test -list '^Fuzz' $$pkg | grep '^Fuzz' | while read -r target; do \
-			echo "$$pkg $$target"; go test -run '^$$' -fuzz "^$$target\$$" -fuzztime 30s $$pkg || exit 1; \
-		done || exit 1; \
-	done
+	@.ci/fuzz 30s $(FUZZ)
+
+# Every fuzz target for 5 minutes, and the tests too long for every change.
+long: setup build images
+	@.ci/fuzz 5m
+	go test -count=1 -timeout 60m ./e2e/vm -full
 
 # Writes the golden files anew; read the diff.
 golden:
