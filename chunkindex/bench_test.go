@@ -64,6 +64,36 @@ func benchLookups(b *testing.B, cfg chunkindex.Config, keys uint64, known bool) 
 	b.ReportMetric(float64(ix.Stats().DiskBytes)/float64(keys), "B/key")
 }
 
+// BenchmarkHasBatch asks for known chunks as a conversion does: in the order of
+// the packs, in which the content of an image comes again, and from pack to pack.
+func BenchmarkHasBatch(b *testing.B) {
+	dir, keys := benchIndex(b)
+	for name, step := range map[string]uint64{"in order": 1, "spread": 7919} {
+		b.Run(name, func(b *testing.B) {
+			ix, err := chunkindex.Open(chunkindex.Config{Dir: dir})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer ix.Close()
+			ds := make([]chunk.Digest, 128)
+			n := uint64(0)
+			for b.Loop() {
+				b.StopTimer()
+				for i := range ds {
+					n = (n + step) % keys
+					ds[i] = indextest.Digest(n)
+				}
+				b.StartTimer()
+				found, err := ix.HasBatch(b.Context(), ds)
+				if err != nil || !found[0] {
+					b.Fatalf("found %t, error %v", found[0], err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(ds)), "ns/key")
+		})
+	}
+}
+
 func BenchmarkInsertBatch(b *testing.B) {
 	ix, err := chunkindex.Open(chunkindex.Config{Dir: b.TempDir()})
 	if err != nil {

@@ -70,11 +70,15 @@ type Index struct {
 
 	mu       sync.RWMutex // guards what follows; held for writing by every change of the database
 	packs    packTable
-	unusable error // closed, or a failed commit: Pebble takes no further one
+	whole    uint32 // the chunks of packs from this number on are all in the index
+	unusable error  // closed, or a failed commit: Pebble takes no further one
+
+	siblings siblings
 }
 
 // load checks the version and reads the pack table.
 func (x *Index) load() error {
+	version := currentVersion
 	v, closer, err := x.db.Get([]byte(versionKey))
 	switch {
 	case errors.Is(err, pebble.ErrNotFound):
@@ -84,16 +88,18 @@ func (x *Index) load() error {
 	case err != nil:
 		return err
 	default:
-		got := string(v)
+		version = string(v)
 		if err := closer.Close(); err != nil {
 			return err
 		}
-		if got != version {
-			return fmt.Errorf("%w %q, this program reads %q", errVersion, got, version)
+		if version != currentVersion && version != firstVersion {
+			return fmt.Errorf("%w %q, this program reads %q", errVersion, version, currentVersion)
 		}
 	}
-	x.packs, err = loadPackTable(x.db)
-	return err
+	if x.packs, err = loadPackTable(x.db); err != nil {
+		return err
+	}
+	return x.loadWhole(version)
 }
 
 // Close releases the folder; the index then refuses all work. A second Close
@@ -116,6 +122,11 @@ func (x *Index) LookupBatch(ctx context.Context, ds []chunk.Digest) ([]Location,
 	if err := x.usable(ctx); err != nil {
 		return nil, nil, err
 	}
+	return x.lookupBatch(ds)
+}
+
+// lookupBatch is LookupBatch for a holder of mu.
+func (x *Index) lookupBatch(ds []chunk.Digest) ([]Location, []bool, error) {
 	// In key order neighbouring look-ups touch the same blocks.
 	order := make([]int, len(ds))
 	for i := range order {
@@ -179,7 +190,7 @@ func (x *Index) InsertBatch(ctx context.Context, id chunk.Digest, entries []pack
 				return err
 			}
 		}
-		return nil
+		return putDigests(b, n, entries)
 	}, func() { x.packs.add(id) })
 	if err != nil {
 		return fmt.Errorf("insert %d chunks of pack %s: %w", len(entries), id, err)
@@ -205,8 +216,11 @@ func (x *Index) DeleteIf(ctx context.Context, d chunk.Digest, loc Location) (boo
 			return err
 		}
 		deleted = true
-		return b.Delete(chunkKey(d), nil)
-	}, nil)
+		if err := b.Delete(chunkKey(d), nil); err != nil {
+			return err
+		}
+		return x.endWhole(b)
+	}, x.removed)
 	if err != nil {
 		return false, fmt.Errorf("delete chunk %s: %w", d, err)
 	}
@@ -219,8 +233,12 @@ func (x *Index) Reset(ctx context.Context) error {
 		if err := b.DeleteRange([]byte{chunkPrefix}, []byte{chunkPrefix + 1}, nil); err != nil {
 			return err
 		}
-		return b.DeleteRange([]byte{packPrefix}, []byte{packPrefix + 1}, nil)
+		if err := b.DeleteRange([]byte{packPrefix}, []byte{digestsPrefix + 1}, nil); err != nil {
+			return err
+		}
+		return x.endWhole(b)
 	}, func() {
+		x.removed()
 		next := x.packs.next // a number is never used for a second pack
 		x.packs = newPackTable()
 		x.packs.next = next
@@ -252,9 +270,7 @@ func (x *Index) change(ctx context.Context, fill func(*pebble.Batch) error, done
 		x.unusable = fmt.Errorf("chunk index takes no more changes after a failed write, restart to recover it: %w", explain(err))
 		return x.unusable
 	}
-	if done != nil {
-		done()
-	}
+	done()
 	return b.Close()
 }
 
@@ -286,8 +302,14 @@ func (x *Index) DropPack(ctx context.Context, id chunk.Digest) (int, error) {
 				return err
 			}
 		}
-		return b.Delete(packKey(n), nil)
-	}, func() { x.packs.remove(id) })
+		if err := errors.Join(b.Delete(packKey(n), nil), b.Delete(digestsKey(n), nil)); err != nil {
+			return err
+		}
+		return x.endWhole(b)
+	}, func() {
+		x.removed()
+		x.packs.remove(id)
+	})
 	if err != nil {
 		return 0, fmt.Errorf("drop pack %s: %w", id, err)
 	}

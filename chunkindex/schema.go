@@ -14,18 +14,24 @@ import (
 
 // Keys and values of the database, integers big-endian so that they sort:
 //
-//	"v"                      → "1", the version of this schema
+//	"v"                      → "2", the version of this schema
 //	'c' digest[32]           → number[4] off[4] stored[4] len[4] crc[4] codec[1]
 //	'p' number[4]            → pack digest[32], written with the pack's chunks
+//	'q' number[4]            → digest[32] of each of the pack's chunks
+//	"t"                      → number[4]: none of the chunks of packs from that
+//	                           number on was removed; nothing: of all packs
 //
 // A pack has a small number here because its digest in every value would more
 // than double the index.
 const (
-	versionKey  = "v"
-	version     = "1"
-	chunkPrefix = 'c'
-	packPrefix  = 'p'
-	valueSize   = 21
+	versionKey     = "v"
+	currentVersion = "2"
+	firstVersion   = "1" // without 'q' and "t", and made the second when opened
+	wholeKey       = "t"
+	chunkPrefix    = 'c'
+	packPrefix     = 'p'
+	digestsPrefix  = 'q'
+	valueSize      = 21
 )
 
 var be = binary.BigEndian
@@ -43,6 +49,10 @@ func decodeChunkKey(k []byte) (chunk.Digest, error) {
 
 func packKey(n uint32) []byte {
 	return be.AppendUint32([]byte{packPrefix}, n)
+}
+
+func digestsKey(n uint32) []byte {
+	return be.AppendUint32([]byte{digestsPrefix}, n)
 }
 
 // encode needs 32 bits for the offset, which pack.MaxPack bounds.

@@ -21,6 +21,8 @@ const (
 	packChunks = 10_000
 	// packIDs is where the digests of packs begin, out of the way of chunks.
 	packIDs = 1 << 62
+	// kept is the name of a kept index: its keys and the version of its schema.
+	kept = "%d-keys-2"
 	// complete is the file that says that a kept index was filled to its end.
 	complete = "complete"
 )
@@ -62,7 +64,7 @@ func Fill(ctx context.Context, dir string, keys uint64) (err error) {
 // Kept returns the folder of an index that Fill made below dir, now or in an
 // earlier run, and whether it was now.
 func Kept(ctx context.Context, dir string, keys uint64) (index string, made bool, err error) {
-	dir = filepath.Join(dir, fmt.Sprintf("%d-keys", keys))
+	dir = filepath.Join(dir, fmt.Sprintf(kept, keys))
 	index = filepath.Join(dir, "index")
 	if _, err := os.Stat(filepath.Join(dir, complete)); err == nil {
 		return index, false, nil

@@ -10,10 +10,12 @@ import (
 // ErrTooLarge says that an object is larger than what its kind may have.
 var ErrTooLarge = errors.New("object is too large")
 
-// IsDamage tells an object that is gone, cut off or too large from a bucket that
-// cannot be reached: the first stays so, the second may be asked again.
+// IsDamage tells an object that is gone, cut off, too large or something else than
+// an object from a bucket that cannot be reached: the first stays so, the second
+// may be asked again.
 func IsDamage(err error) bool {
-	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrTooLarge) || errors.Is(err, io.ErrUnexpectedEOF)
+	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrTooLarge) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, ErrDamaged)
 }
 
 // ReadObject returns a whole object of at most limit bytes. Errors: ErrNotFound,

@@ -39,6 +39,14 @@ func (c *Catalog) Condemned() []CondemnedChunk {
 	return condemned
 }
 
+// HasPack reports whether the pack is there, and not retired.
+func (c *Catalog) HasPack(id chunk.Digest) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	_, ok := c.state.packs[id]
+	return ok
+}
+
 // IsCondemned says whether that copy of the chunk must not be used.
 func (c *Catalog) IsCondemned(d, pack chunk.Digest, off int64) bool {
 	c.mu.RLock()

@@ -75,9 +75,13 @@ func ValidSize(size int64) bool {
 	return size >= MinSize && size <= MaxSize && size&(size-1) == 0
 }
 
-// Count returns how many chunks a file of the given length has.
+// Count returns how many chunks a file of the given length has; any length can
+// be asked about.
 func Count(fileSize, chunkSize int64) int64 {
-	return (fileSize + chunkSize - 1) / chunkSize
+	if fileSize <= 0 {
+		return 0
+	}
+	return (fileSize-1)/chunkSize + 1
 }
 
 // Len returns the length of chunk k of a file: chunkSize, or less for the last.

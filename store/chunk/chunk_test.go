@@ -1,6 +1,7 @@
 package chunk_test
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -34,7 +35,7 @@ func TestDigestText(t *testing.T) {
 func TestSplitOfAFile(t *testing.T) {
 	const size = 4096
 	for _, c := range []struct{ file, count, last int64 }{
-		{0, 0, 0}, {1, 1, 1}, {size - 1, 1, size - 1}, {size, 1, size}, {size + 1, 2, 1}, {1 << 40, 1 << 28, size},
+		{0, 0, 0}, {1, 1, 1}, {size - 1, 1, size - 1}, {size, 1, size}, {size + 1, 2, 1}, {math.MaxInt64, 1 << 51, size - 1}, {math.MaxInt64 - size + 1, 1<<51 - 1, size}, {1 << 40, 1 << 28, size},
 	} {
 		if got := chunk.Count(c.file, size); got != c.count {
 			t.Errorf("a file of %d bytes has %d chunks, want %d", c.file, got, c.count)

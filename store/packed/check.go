@@ -57,12 +57,11 @@ type checker struct {
 
 func (c *checker) checkPack(ctx context.Context, p catalog.Pack) error {
 	entries, size, damage := c.s.entries(ctx, p.ID)
-	if errors.Is(damage, bucket.ErrNotFound) {
-		return c.retire(ctx, p, damage)
-	}
-	if errors.Is(damage, bucket.ErrDamaged) { // a link, say: nothing tells that the pack is lost
-		c.report(Problem{Kind: PackDamaged, Pack: p.ID, Err: damage, Action: None})
-		return nil
+	switch {
+	case errors.Is(damage, bucket.ErrNotFound):
+		return c.retire(ctx, p, PackMissing, damage)
+	case errors.Is(damage, bucket.ErrDamaged): // no object, but a link, say
+		return c.retire(ctx, p, PackDamaged, damage)
 	}
 	if damage != nil && !isDamage(damage) {
 		return damage
@@ -97,7 +96,7 @@ func (c *checker) checkPack(ctx context.Context, p catalog.Pack) error {
 }
 
 // retire takes a pack without an object out of the store.
-func (c *checker) retire(ctx context.Context, p catalog.Pack, damage error) error {
+func (c *checker) retire(ctx context.Context, p catalog.Pack, kind ProblemKind, damage error) error {
 	c.s.commits.Lock()
 	defer c.s.commits.Unlock()
 	if err := c.s.catalog.RetirePack(ctx, p.ID); err != nil {
@@ -107,7 +106,7 @@ func (c *checker) retire(ctx context.Context, p catalog.Pack, damage error) erro
 	if err != nil {
 		return err
 	}
-	c.report(Problem{Kind: PackMissing, Pack: p.ID, Err: fmt.Errorf("%w; %d chunks are lost with it", damage, n), Action: Retired})
+	c.report(Problem{Kind: kind, Pack: p.ID, Err: fmt.Errorf("%w; %d chunks are lost with it", damage, n), Action: Retired})
 	return nil
 }
 
@@ -208,9 +207,6 @@ func (c *checker) checkIndex(ctx context.Context) error {
 // the pack is damaged they are chunks that were lost with a part of it.
 func (c *checker) strays(ctx context.Context, id chunk.Digest) error {
 	entries, _, damage := c.s.entries(ctx, id)
-	if errors.Is(damage, bucket.ErrDamaged) {
-		return nil // the pack was told
-	}
 	if damage != nil && !isDamage(damage) {
 		return damage
 	}

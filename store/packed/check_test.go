@@ -12,6 +12,7 @@ import (
 
 	"quarry/chunkindex"
 	"quarry/store"
+	"quarry/store/bucket"
 	"quarry/store/bucket/buckettest"
 	bucketmem "quarry/store/bucket/mem"
 	"quarry/store/catalog"
@@ -152,6 +153,52 @@ func TestCheckOfAMissingPackRetiresIt(t *testing.T) {
 		again := o.disk.crash().open(t)
 		again.wantAll(t, ps)
 		again.wantClean(t)
+	}
+}
+
+// A link in the place of a pack is found by a check or by a read; either takes its
+// chunks out of use, so that the next Write stores them, and the pack, anew.
+func TestAPackThatIsNoObjectIsDamage(t *testing.T) {
+	for name, find := range map[string]func(t *testing.T, o *opened, ps [][]byte){
+		"quick check": func(t *testing.T, o *opened, _ [][]byte) {
+			o.wantFindings(t, true, finding{packed.PackDamaged, chunk.Digest{}, packed.Retired})
+		},
+		"check": func(t *testing.T, o *opened, _ [][]byte) {
+			o.wantFindings(t, false, finding{packed.PackDamaged, chunk.Digest{}, packed.Retired})
+		},
+		"reads": func(t *testing.T, o *opened, ps [][]byte) {
+			for _, p := range ps {
+				if _, err := o.Get(t.Context(), chunk.Sum(p), nil); !errors.As(err, new(*store.CorruptError)) {
+					t.Errorf("get: %v, want *store.CorruptError", err)
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk()
+			f := &buckettest.Faulty{Bucket: d.bucket, Journal: d.bucket}
+			o, err := d.tryOpen(t, f, f, d.fs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ps := contents(0, 5)
+			o.put(t, ps)
+			key, planted := pack.Key(o.locate(t, ps[0]).Pack), true
+			f.Before = func(op buckettest.Op) error {
+				switch {
+				case op.Key != key:
+				case op.Method == "Put":
+					planted = false
+				case planted:
+					return fmt.Errorf("%w: a link", bucket.ErrDamaged)
+				}
+				return nil
+			}
+			find(t, o, ps)
+			o.put(t, ps)
+			o.wantAll(t, ps)
+			o.wantClean(t)
+		})
 	}
 }
 

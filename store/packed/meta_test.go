@@ -59,14 +59,16 @@ func TestMetaIsDecodedStrictly(t *testing.T) {
 		`{"version":1,"chunk_size":262143,"created":"2026-01-02T02:04:05Z"}`:       "chunk size 262143",
 		`{"version":1,"chunk_size":262144,"created":"2026-01-02T02:04:05Z"} `:      "not in the form",
 		`{"version":1, "chunk_size":262144,"created":"2026-01-02T02:04:05Z"}`:      "not in the form",
-		`{"version":1,"chunk_size":262144,"created":"2026-01-02T02:04:05Z"}{}`:     "decode",
-		``:                        "decode",
+		`{"version":1,"chunk_size":262144,"created":"2026-01-02T02:04:05Z"}{}`:     "after top-level",
+		``:                        "unexpected end",
 		strings.Repeat(" ", 5000): "5000 bytes",
 	} {
 		b := bucketmem.New()
 		buckettest.Put(t, b, "store.json", []byte(text))
 		if _, err := packed.OpenMeta(t.Context(), b); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.80q: got %v, want %q", text, err, want)
+		} else if damaged := want != "version 2"; damaged != errors.Is(err, packed.ErrMeta) {
+			t.Errorf("%.80q: ErrMeta is %t", text, !damaged)
 		}
 	}
 }

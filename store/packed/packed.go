@@ -183,10 +183,40 @@ func (s *Store) insertLocked(ctx context.Context, id chunk.Digest, entries []pac
 func (s *Store) commit(ctx context.Context, id chunk.Digest, size int64, entries []pack.Entry) error {
 	s.commits.Lock()
 	defer s.commits.Unlock()
+	again := s.catalog.HasPack(id)
 	if err := s.catalog.AddPack(ctx, id, size); err != nil {
 		return err
 	}
+	if again {
+		// Its place in the journal is the old one: chunks that a later pack has too
+		// stay there, as they would in a rebuilt index.
+		var err error
+		if entries, err = s.unknown(ctx, entries); err != nil {
+			return err
+		}
+	}
 	return s.insertLocked(ctx, id, entries)
+}
+
+// unknown returns the entries whose chunks the index does not have.
+func (s *Store) unknown(ctx context.Context, entries []pack.Entry) ([]pack.Entry, error) {
+	var missing []pack.Entry
+	for batch := range slices.Chunk(entries, lookupBatch) {
+		ds := make([]chunk.Digest, len(batch))
+		for i, e := range batch {
+			ds[i] = e.Digest
+		}
+		found, err := s.index.HasBatch(ctx, ds)
+		if err != nil {
+			return nil, err
+		}
+		for i, e := range batch {
+			if !found[i] {
+				missing = append(missing, e)
+			}
+		}
+	}
+	return missing, nil
 }
 
 // Condemn takes one copy of a chunk out of use, in the journal and then in the
@@ -207,8 +237,21 @@ func (s *Store) condemnLocked(ctx context.Context, d chunk.Digest, loc chunkinde
 
 // Has reports for each digest whether the store holds the chunk.
 func (s *Store) Has(ctx context.Context, ds []chunk.Digest) ([]bool, error) {
-	_, found, err := s.lookup(ctx, ds)
-	return found, err
+	found := make([]bool, 0, len(ds))
+	for batch := range slices.Chunk(ds, lookupBatch) {
+		ok, err := s.has(ctx, batch)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, ok...)
+	}
+	return found, nil
+}
+
+func (s *Store) has(ctx context.Context, ds []chunk.Digest) ([]bool, error) {
+	s.rebuilding.RLock()
+	defer s.rebuilding.RUnlock()
+	return s.index.HasBatch(ctx, ds)
 }
 
 func (s *Store) lookup(ctx context.Context, ds []chunk.Digest) ([]chunkindex.Location, []bool, error) {

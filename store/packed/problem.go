@@ -12,7 +12,8 @@ type ProblemKind string
 const (
 	// PackMissing: the journal names a pack whose object is gone.
 	PackMissing ProblemKind = "pack-missing"
-	// PackDamaged: the parts of a pack between its stored chunks are damaged.
+	// PackDamaged: the parts of a pack between its stored chunks are damaged, or
+	// what has its place is no object.
 	PackDamaged ProblemKind = "pack-damaged"
 	// ChunkDamaged: a stored copy of a chunk is not that chunk.
 	ChunkDamaged ProblemKind = "chunk-damaged"

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
 
 	"quarry/internal/durable"
@@ -64,6 +65,10 @@ func (b *Bucket) Put(ctx context.Context, key string, body io.ReaderAt, size int
 	}
 	err := b.folder.Replace(key, func(w io.Writer) error { return copyBody(ctx, w, body, size) })
 	if err != nil {
+		if info, statErr := b.root.Lstat(key); statErr == nil && info.IsDir() {
+			err = fmt.Errorf("%w: the folder %s has the place of an object: move it away and try again: %w",
+				bucket.ErrDamaged, filepath.Join(b.root.Name(), key), err)
+		}
 		return fmt.Errorf("put %s: %w", key, explain(err))
 	}
 	return nil

@@ -166,6 +166,19 @@ func TestPlantedLinksLeadNowhere(t *testing.T) {
 	}
 }
 
+func TestAFolderInThePlaceOfAnObjectIsNamed(t *testing.T) {
+	path := t.TempDir()
+	b := open(t, path)
+	planted := filepath.Join(path, "packs", "a")
+	must(t, os.MkdirAll(planted, 0o700))
+	err := b.Put(t.Context(), "packs/a", bytes.NewReader(nil), 0)
+	if !errors.Is(err, bucket.ErrDamaged) || !strings.Contains(err.Error(), planted) || !strings.Contains(err.Error(), "move it away") {
+		t.Errorf("got %v, want ErrDamaged with the folder and what to do", err)
+	}
+	must(t, os.Remove(planted))
+	buckettest.Put(t, b, "packs/a", nil)
+}
+
 func TestAFIFODoesNotBlock(t *testing.T) {
 	path := t.TempDir()
 	b := open(t, path)
