@@ -6,7 +6,7 @@ import "slices"
 const module = "quarry"
 
 // ground is what everything may stand on.
-var ground = []string{"store/chunk", "store", "store/bucket", "signer", "internal/durable", "internal/strictjson"}
+var ground = []string{"store/chunk", "store", "store/bucket", "signer", "internal/durable", "internal/rescue", "internal/strictjson"}
 
 // formats are the bytes on disk and what is derived from them alone.
 var formats = []string{"rafs", "store/pack", "store/image", "store/catalog"}
@@ -22,6 +22,8 @@ var arrows = map[string][]string{
 	"internal/durable":    {},
 	"internal/strictjson": {},
 	"internal/proc":       {},
+	"internal/rescue":     {},
+	"internal/inflate":    {},
 	"nbd":                 {}, // so that any NBD program can stand on either side of it
 	"store/bucket":        {},
 	"store":               {"store/chunk"},
@@ -48,9 +50,9 @@ var arrows = map[string][]string{
 	"api":             join(ground, formats, "store/packed"),
 	"api/client":      join(ground, formats, "api"),
 	"converter":       join(ground, formats, "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
-	"converter/proof": {"converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
+	"converter/proof": {"internal/rescue", "converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
 	"converter/oci":   {"converter/layer", "store/chunk", "store/image"},
-	"converter/layer": {"rafs", "store", "store/chunk", "store/image"},
+	"converter/layer": {"internal/inflate", "internal/rescue", "rafs", "store", "store/chunk", "store/image"},
 	"converter/tree":  {"rafs", "store", "store/chunk", "store/image"},
 	"worker":          {"nbd", "nbd/attach", "nbd/blockdev", "rafs", "signer", "store", "store/chunk", "store/image", "internal/durable", "internal/proc"},
 
