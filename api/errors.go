@@ -149,9 +149,9 @@ func toError(err error) *Error {
 	if errors.As(err, &d) {
 		e.Details = d.details
 	}
-	corrupt := asCorrupt(err)
+	corrupt, damaged := asCorrupt(err), errors.Is(err, bucket.ErrDamaged)
 	for _, r := range errorTable {
-		if errors.Is(err, r.target) || (corrupt && r.target == ErrChunkCorrupt) {
+		if errors.Is(err, r.target) || corrupt && r.target == ErrChunkCorrupt || damaged && r.target == ErrObjectCorrupt {
 			e.Status, e.Code, e.Retryable, e.Blame = r.status, r.code, r.retryable, r.blame
 			break
 		}

@@ -13,37 +13,34 @@ import (
 
 // failure returns what the store remembers of the newest conversion of a tag
 // that did not end well; nil when it did, or when ref is a digest. A record that
-// is damaged is logged: it takes nothing from an image that is there.
-func (h *Handler) failure(ctx context.Context, ref image.Ref) (*image.Failure, error) {
+// cannot be read is logged: it takes nothing from an image that is there.
+func (h *Handler) failure(ctx context.Context, ref image.Ref) *image.Failure {
 	if ref.Digest != nil {
-		return nil, nil
+		return nil
 	}
 	key := image.FailureKey(ref.Repo, ref.Tag)
-	b, err := readObject(ctx, h.cfg.Bucket, key, image.MaxFailure)
+	var f image.Failure
+	b, err := bucket.ReadObject(ctx, h.cfg.Bucket, key, image.MaxFailure)
 	if errors.Is(err, bucket.ErrNotFound) {
-		return nil, nil
+		return nil
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		f, err = image.DecodeFailure(b)
 	}
-	f, err := image.DecodeFailure(b)
 	if err == nil && (f.Repo != ref.Repo || f.Tag != ref.Tag) {
 		err = fmt.Errorf("it is the record of %s:%s", f.Repo, f.Tag)
 	}
 	if err != nil {
 		h.log.WarnContext(ctx, "failure record is of no use", "key", key, "error", err)
-		return nil, nil
+		return nil
 	}
-	return &f, nil
+	return &f
 }
 
 // whyNone makes of a name that has no image the reason, when a conversion of it
 // has left one.
 func (h *Handler) whyNone(ctx context.Context, ref image.Ref, unknown error) error {
-	f, err := h.failure(ctx, ref)
-	if err != nil {
-		return err
-	}
+	f := h.failure(ctx, ref)
 	if f == nil {
 		return unknown
 	}
@@ -57,31 +54,22 @@ func (h *Handler) whyNone(ctx context.Context, ref image.Ref, unknown error) err
 	if f.Blame != "" {
 		details["failure_blame"] = []string{f.Blame}
 	}
-	return &Error{
-		Status: http.StatusUnprocessableEntity, Code: codeOf(ErrImageFailed), Blame: blame,
-		Message: fmt.Sprintf("%v: %s:%s has no image: %s", ErrImageFailed, f.Repo, f.Tag, f), Details: details,
-	}
-}
-
-// codeOf returns the code that a sentinel has in the table.
-func codeOf(target error) string {
-	for _, r := range errorTable {
-		if r.target == target {
-			return r.code
-		}
-	}
-	return ""
+	e := toError(fmt.Errorf("%w: %s:%s has no image: %s", ErrImageFailed, f.Repo, f.Tag, f))
+	e.Blame, e.Details = blame, details
+	return e
 }
 
 // deleteName removes a name, what a conversion of it has left as its reason, or
-// both. The reason goes last: it alone makes no image appear.
+// both. What the reason is, or whether it can be read, does not matter. The reason goes last: it alone makes no image appear.
 func (h *Handler) deleteName(ctx context.Context, w *response, rt route) error {
 	if rt.ref.Digest != nil {
 		return fmt.Errorf("%w: %s: names are deleted by tag, not by digest", ErrBadRequest, rt.ref)
 	}
-	f, err := h.failure(ctx, rt.ref)
-	if err != nil {
-		return err
+	key := image.FailureKey(rt.ref.Repo, rt.ref.Tag)
+	_, err := h.cfg.Bucket.Stat(ctx, key)
+	failed := err == nil || errors.Is(err, bucket.ErrDamaged)
+	if !failed && !errors.Is(err, bucket.ErrNotFound) {
+		return fmt.Errorf("failure record of %s: %w", rt.ref, err)
 	}
 	_, _, err = h.resolve(rt.ref)
 	switch {
@@ -89,11 +77,11 @@ func (h *Handler) deleteName(ctx context.Context, w *response, rt route) error {
 		if err := h.cfg.Names.DeleteName(ctx, rt.ref.Repo, rt.ref.Tag); err != nil {
 			return fmt.Errorf("delete name %s: %w", rt.ref, err)
 		}
-	case f == nil:
+	case !failed:
 		return err
 	}
-	if f != nil {
-		if err := h.cfg.Bucket.Delete(ctx, image.FailureKey(rt.ref.Repo, rt.ref.Tag)); err != nil {
+	if failed {
+		if err := h.cfg.Bucket.Delete(ctx, key); err != nil {
 			return fmt.Errorf("delete the failure record of %s: %w", rt.ref, err)
 		}
 	}

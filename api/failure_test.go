@@ -51,7 +51,7 @@ func TestANameWhoseConversionFailedAnswersTheReason(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if _, _, err := c.Image(t.Context(), image.Ref{Repo: "c", Tag: "bad"}, image.HostPlatform()); !errors.Is(err, api.ErrImageFailed) {
+	if _, err := c.Image(t.Context(), image.Ref{Repo: "c", Tag: "bad"}, image.HostPlatform()); !errors.Is(err, api.ErrImageFailed) {
 		t.Errorf("the client returns %v", err)
 	}
 	wantError(t, ask(t, "GET", srv.URL+"/v1/images/c:none", ""), 404, "repo_unknown")
@@ -74,9 +74,48 @@ func TestAFailureHidesNoImage(t *testing.T) {
 	if strings.Contains(string(byDigest.body), "failure") {
 		t.Errorf("by digest: %s", byDigest.body)
 	}
-	w.PutObject(t, image.FailureKey("a/b", "v1"), []byte("{}")) // of no use
-	if a := ask(t, "GET", srv.URL+"/v1/images/a/b:v1", ""); a.StatusCode != 200 || strings.Contains(string(a.body), "failure") {
-		t.Errorf("with a damaged record: %d %s", a.StatusCode, a.body)
+	for _, junk := range []string{"", "{}", strings.Repeat("x", image.MaxFailure+1)} {
+		w.PutObject(t, image.FailureKey("a/b", "v1"), []byte(junk))
+		if a := ask(t, "GET", srv.URL+"/v1/images/a/b:v1", ""); a.StatusCode != 200 || strings.Contains(string(a.body), "failure") {
+			t.Errorf("with a record of %d bytes: %d %s", len(junk), a.StatusCode, a.body)
+		}
+	}
+}
+
+func TestARecordOfNoUseIsNoReason(t *testing.T) {
+	w := apitest.New(t)
+	w.Publish(t, "a/b:v1", 1, 1)
+	srv, _ := w.Serve(t, func(c *api.Config) { c.Local = true })
+	for _, junk := range []string{"", "{}", strings.Repeat("x", image.MaxFailure+1)} {
+		for _, name := range []string{"a/b:v1", "a/b:bad"} {
+			_, tag, _ := strings.Cut(name, ":")
+			w.PutObject(t, image.FailureKey("a/b", tag), []byte(junk))
+		}
+		wantError(t, ask(t, "GET", srv.URL+"/v1/images/a/b:bad", ""), 404, "tag_unknown")
+		if a := ask(t, "DELETE", srv.URL+"/v1/images/a/b:bad", ""); a.StatusCode != 204 {
+			t.Errorf("delete: %d %s", a.StatusCode, a.body)
+		}
+		wantError(t, ask(t, "DELETE", srv.URL+"/v1/images/a/b:bad", ""), 404, "tag_unknown")
+	}
+	if a := ask(t, "DELETE", srv.URL+"/v1/images/a/b:v1", ""); a.StatusCode != 204 {
+		t.Errorf("delete: %d %s", a.StatusCode, a.body)
+	}
+	wantError(t, ask(t, "GET", srv.URL+"/v1/images/a/b:v1", ""), 404, "repo_unknown")
+}
+
+func TestANameWhoseStatementIsGoneIsDamage(t *testing.T) {
+	w := apitest.New(t)
+	img := w.Publish(t, "a/b:v1", 1, 1)
+	if err := w.Bucket.Delete(t.Context(), image.StatementKey(img.Source, img.Platform)); err != nil {
+		t.Fatal(err)
+	}
+	srv, _ := w.Serve(t, nil)
+	for _, route := range []string{"images", "start"} {
+		e := wantError(t, ask(t, "GET", srv.URL+"/v1/"+route+"/a/b:v1?platform=linux/amd64", ""), 500, "object_corrupt")
+		if !strings.Contains(e.Message, "a/b:v1") || !strings.Contains(e.Message, "convert the image again") {
+			t.Errorf("%s: message %q", route, e.Message)
+		}
+		wantError(t, ask(t, "GET", srv.URL+"/v1/"+route+"/a/b@"+img.Source.String(), ""), 404, "image_unknown")
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -300,6 +301,16 @@ type gate struct {
 	wait  time.Duration // 0: as long as the request lives
 }
 
+// try is enter without waiting.
+func (g gate) try() (leave func(), ok bool) {
+	select {
+	case g.slots <- struct{}{}:
+		return func() { <-g.slots }, true
+	default:
+		return nil, false
+	}
+}
+
 // enter waits for a slot and returns how to give it back.
 func (g gate) enter(ctx context.Context) (leave func(), err error) {
 	var late <-chan time.Time
@@ -377,6 +388,9 @@ func decodeJSON(w *response, r *http.Request, limit int64, v any) error {
 	b, err := readBody(w, r, limit)
 	if err != nil {
 		return err
+	}
+	if !utf8.Valid(b) {
+		return fmt.Errorf("%w: request body is not UTF-8", ErrBadRequest) // decoding would make other names of it
 	}
 	if err := strictJSON(b, v); err != nil {
 		return fmt.Errorf("%w: request body: %w", ErrBadRequest, err)

@@ -57,11 +57,7 @@ func (h *Handler) serveImage(ctx context.Context, w *response, rt route) error {
 	if err != nil {
 		return err
 	}
-	f, err := h.failure(ctx, rt.ref)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, Image{Status: StatusReady, Name: s.name, Image: s.image, Failure: f})
+	return writeJSON(w, http.StatusOK, Image{Status: StatusReady, Name: s.name, Image: s.image, Failure: h.failure(ctx, rt.ref)})
 }
 
 // signedImage is what the store has to prove what an image is.
@@ -92,7 +88,7 @@ func (h *Handler) signed(ctx context.Context, rt route) (*signedImage, error) {
 	}
 	env, err := signer.Envelope{PayloadType: image.StatementType, Payload: payload, Signatures: sigs}.Encode()
 	if err != nil {
-		return nil, fmt.Errorf("image statement of %s for %s: %w", source, p, err)
+		return nil, fmt.Errorf("%w: image statement of %s for %s: %w (convert the image again to heal it)", ErrObjectCorrupt, source, p, err)
 	}
 	return &signedImage{source: source, platform: p, payload: payload, name: nameEnv, image: env}, nil
 }
@@ -183,7 +179,8 @@ func (h *Handler) choosePlatform(ctx context.Context, rt route, source chunk.Dig
 	return image.Platform{}, &detailedError{err: problem, details: map[string][]string{"platforms": names}}
 }
 
-// notConverted says why a source has no statement at all: a job may know.
+// notConverted says why a source has no statement at all: a job may know. That of
+// a name was there when the name was made, so it is damage.
 func (h *Handler) notConverted(ctx context.Context, rt route, source chunk.Digest) error {
 	if h.cfg.Job != nil {
 		p := image.HostPlatform()
@@ -193,6 +190,9 @@ func (h *Handler) notConverted(ctx context.Context, rt route, source chunk.Diges
 		if err := h.cfg.Job(ctx, source, p); err != nil {
 			return err
 		}
+	}
+	if rt.ref.Digest == nil {
+		return fmt.Errorf("%w: %s names source %s, and its image statement is gone (convert the image again to heal it)", ErrObjectCorrupt, rt.ref, source)
 	}
 	return fmt.Errorf("%w: %s: the store has no image of source %s", ErrImageUnknown, rt.ref, source)
 }

@@ -3,10 +3,13 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
 	"time"
+
+	"quarry/internal/rescue"
 )
 
 // aliveEvery is how often a stream says that it is alive when nothing else
@@ -86,6 +89,9 @@ func (h *Handler) serveRebuild(ctx context.Context, w *response) error {
 	return h.stream(ctx, w, func(*eventStream) (any, error) { return h.cfg.Rebuild(ctx) })
 }
 
+// stepWait is what a job says that has no slot yet.
+const stepWait = "waiting for other conversions"
+
 // stream runs a job and sends its events as NDJSON, ending with its result or
 // its error. The status is 200 either way: it is known only at the end. Jobs wait
 // for their turn as long as their client does.
@@ -95,18 +101,27 @@ func (h *Handler) stream(ctx context.Context, w *response, job func(*eventStream
 	w.WriteHeader(http.StatusOK)
 	s := &eventStream{w: w}
 	result, err := s.run(func(s *eventStream) (any, error) {
-		leave, err := h.jobs.enter(ctx)
-		if err != nil {
-			return nil, err
+		leave, ok := h.jobs.try()
+		if !ok {
+			s.send(Event{Type: EventProgress, Progress: &Progress{Step: stepWait}})
+			var err error
+			if leave, err = h.jobs.enter(ctx); err != nil {
+				return nil, err
+			}
 		}
 		defer leave()
-		return job(s)
+		var res any
+		err := rescue.Do(func() (err error) { res, err = job(s); return err })
+		return res, err
 	})
 	if err != nil {
 		e := toError(err)
 		e.RequestID = w.Header().Get(HeaderRequestID)
 		s.send(Event{Type: EventError, Error: e})
 		h.log.WarnContext(ctx, "job ended with an error", "request_id", e.RequestID, "error", err)
+		if p, ok := errors.AsType[*rescue.Panic](err); ok {
+			h.log.ErrorContext(ctx, "panic in a job: please report it", "request_id", e.RequestID, "panic", p.Value, "stack", string(p.Stack))
+		}
 		w.status = e.Status // for the metrics: the client was sent 200 before
 		return s.err
 	}

@@ -19,14 +19,29 @@ import (
 // copyStep is the size of one read from the bucket and one write to a client.
 const copyStep = 256 << 10
 
-// readObject is bucket.ReadObject, with an object that is larger than what its
-// key stands for reported as damaged.
+// readObject is bucket.ReadObject, with what is no object, or larger than what its
+// key stands for, reported as damaged.
 func readObject(ctx context.Context, b bucket.Bucket, key string, limit int64) ([]byte, error) {
 	p, err := bucket.ReadObject(ctx, b, key, limit)
-	if errors.Is(err, bucket.ErrTooLarge) {
-		err = fmt.Errorf("%w: %w", ErrObjectCorrupt, err)
+	return p, unlessNone(err)
+}
+
+// unlessNone makes of an error that says of something that it is there, and no
+// whole object, the one of a damaged object.
+func unlessNone(err error) error {
+	if bucket.IsDamage(err) && !errors.Is(err, bucket.ErrNotFound) {
+		return fmt.Errorf("%w: %w (convert the image again to heal it)", ErrObjectCorrupt, err)
 	}
-	return p, err
+	return err
+}
+
+// promised is unlessNone for what a statement or a name promises: that it is not
+// there is damage too.
+func promised(err error) error {
+	if errors.Is(err, bucket.ErrNotFound) {
+		return fmt.Errorf("%w: %w (convert the image again to heal it)", ErrObjectCorrupt, err)
+	}
+	return err
 }
 
 // readVerified reads an object whose digest is known.
@@ -49,7 +64,7 @@ func copyObject(ctx context.Context, w io.Writer, b bucket.Bucket, obj bucket.Ob
 	for off := int64(0); off < obj.Size; {
 		p := buf[:min(int64(len(buf)), obj.Size-off)]
 		if err := b.ReadAt(ctx, obj.Key, p, off); err != nil {
-			return fmt.Errorf("read %s at %d: %w", obj.Key, off, err)
+			return unlessNone(fmt.Errorf("read %s at %d: %w", obj.Key, off, err))
 		}
 		hash.Write(p)
 		if _, err := w.Write(p); err != nil {
@@ -70,7 +85,7 @@ func (h *Handler) serveBootstrap(ctx context.Context, w *response, r *http.Reque
 	key := image.BootstrapKey(d)
 	obj, err := h.cfg.Bucket.Stat(ctx, key)
 	if err != nil {
-		return fmt.Errorf("bootstrap %s: %w", d, err)
+		return unlessNone(fmt.Errorf("bootstrap %s: %w", d, err))
 	}
 	if obj.Size > rafs.MaxBootstrap {
 		return fmt.Errorf("%w: %s has %d bytes, a bootstrap has at most %d", ErrObjectCorrupt, key, obj.Size, int64(rafs.MaxBootstrap))

@@ -38,7 +38,7 @@ func (h *Handler) serveStart(ctx context.Context, w *response, rt route) error {
 	}
 	st, err := image.DecodeStatement(s.payload)
 	if err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrObjectCorrupt, image.StatementKey(s.source, s.platform), err)
+		return fmt.Errorf("%w: %s: %w (convert the image again to heal it)", ErrObjectCorrupt, image.StatementKey(s.source, s.platform), err)
 	}
 	leave, err := h.reads.enter(ctx)
 	if err != nil {
@@ -47,11 +47,11 @@ func (h *Handler) serveStart(ctx context.Context, w *response, rt route) error {
 	defer leave()
 	config, err := readVerified(ctx, h.cfg.Bucket, image.ConfigKey(st.Config), st.Config, image.MaxConfig)
 	if err != nil {
-		return fmt.Errorf("config of %s: %w", rt.ref, err)
+		return fmt.Errorf("config of %s: %w", rt.ref, promised(err))
 	}
 	boot, err := h.prepareBootstrap(ctx, st)
 	if err != nil {
-		return fmt.Errorf("bootstrap of %s: %w", rt.ref, err)
+		return fmt.Errorf("bootstrap of %s: %w", rt.ref, promised(err))
 	}
 	startHeaders(w)
 	sw := NewStartWriter(w)
@@ -99,7 +99,7 @@ func (h *Handler) prepareBootstrap(ctx context.Context, st image.Statement) (*se
 	key := image.BootstrapKey(st.Bootstrap)
 	obj, err := h.cfg.Bucket.Stat(ctx, key)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", key, err)
+		return nil, unlessNone(fmt.Errorf("read %s: %w", key, err))
 	}
 	if obj.Size != st.BootstrapSize || obj.Size > rafs.MaxBootstrap {
 		return nil, fmt.Errorf("%w: %s has %d bytes, the image statement says %d and at most %d are allowed",

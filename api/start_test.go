@@ -162,7 +162,9 @@ func TestDamageFoundBeforeAStartIsAnError(t *testing.T) {
 		if err := w.Bucket.Delete(t.Context(), key); err != nil {
 			t.Fatal(err)
 		}
-		wantError(t, ask(t, "GET", srv.URL+"/v1/start/a:b", ""), 404, "object_not_found")
+		if e := wantError(t, ask(t, "GET", srv.URL+"/v1/start/a:b", ""), 500, "object_corrupt"); !strings.Contains(e.Message, key) || !strings.Contains(e.Message, "convert the image again") {
+			t.Errorf("message %q does not name %s and what to do", e.Message, key)
+		}
 		w.PutObject(t, key, old)
 	}
 }

@@ -140,7 +140,7 @@ type CheckRequest struct {
 	Quick bool
 }
 
-// Problem is one damage that a check found.
+// Problem is one damage that a check found, or a state that it notes.
 type Problem struct {
 	Kind    string   `json:"kind"`             // constant, such as "chunk"
 	Object  string   `json:"object"`           // key in the bucket
@@ -148,6 +148,7 @@ type Problem struct {
 	Digest  string   `json:"digest,omitempty"` // of the chunk or object that is damaged
 	Message string   `json:"message"`
 	Images  []string `json:"images,omitempty"` // names of the images it touches; the last may be "and K more"
+	Note    bool     `json:"note,omitempty"`   // a state and no damage: the summary does not count it
 }
 
 // CheckSummary is the end of a check.

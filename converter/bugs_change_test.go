@@ -1,6 +1,6 @@
 package converter_test
 
-// changeReports is group C: type changes, symlinked parents, traversal.
+// changeReports are about type changes, symlinked parents, traversal.
 func changeReports() []report {
 	return []report{
 		{num: 20, name: "a symlink in place of a directory", layers: []string{`d lib/
@@ -48,7 +48,7 @@ func changeReports() []report {
 	}
 }
 
-// rootReports is the rest of group C: the root's entry and duplicates.
+// rootReports are about the root's entry and duplicates.
 func rootReports() []report {
 	attrs := " mode=0711 uid=3 gid=4 mtime=1234567890"
 	return []report{

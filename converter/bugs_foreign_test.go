@@ -11,9 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"quarry/converter/tree"
 	"quarry/internal/need"
-	"quarry/store/chunk"
+	"quarry/store/mem"
 )
 
 // otherwise says where GNU tar unpacks a foreign layer to something else, and
@@ -73,9 +72,8 @@ func readForeign(t *testing.T, name, file, want string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := chunkMap{}
-	m := tree.NewMerger(tree.Config{ChunkSize: testChunk})
-	err = apply(t, m, c, blob, testChunk)
+	c := mem.New()
+	tr, err := mergeBlobs(t.Context(), c, testChunk, blob)
 	if words, refused := strings.CutPrefix(want, "error: "); refused {
 		if err == nil || !strings.Contains(err.Error(), strings.TrimSpace(words)) {
 			t.Errorf("error %v, want one with %q", err, words)
@@ -85,7 +83,7 @@ func readForeign(t *testing.T, name, file, want string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := notation(decoded(t, m.Tree(), func(d chunk.Digest) []byte { return c[d] }))
+	got := notation(decoded(t, tr, chunksOf(t, c)))
 	if diff := cmp.Diff(got, want); diff != "" {
 		t.Errorf("tree (-got +want):\n%s", diff)
 	}

@@ -26,7 +26,7 @@ func deep(n int) (layer, want string) {
 // cut returns an archive that ends after an entry's header.
 func cut(t testing.TB, line string) []byte { return parseEntry(t, line).bytes() }
 
-// nameReports is the first half of group E: names.
+// nameReports are about names.
 func nameReports() []report {
 	long, longer := strings.Repeat("n", 255), strings.Repeat("n", 256)
 	cafe := `"caf\xe9"`
@@ -84,7 +84,7 @@ func nameReports() []report {
 	return all
 }
 
-// attributeReports is more of group E: times, modes and devices.
+// attributeReports are about times, modes and devices.
 func attributeReports(t testing.TB) []report {
 	return []report{
 		{num: 32, name: "a header that promises what does not come", raw: [][]byte{cut(t, `f a "" claim=100`)}, wantErr: []string{`entry "a"`, "truncated"}},
@@ -151,7 +151,7 @@ func attributeReports(t testing.TB) []report {
 	}
 }
 
-// emptyReports is the rest of group E: nothing to store, and ids.
+// emptyReports are about nothing to store, and ids.
 func emptyReports() []report {
 	zeros := make([]byte, 1024)
 	return []report{

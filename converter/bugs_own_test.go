@@ -4,12 +4,10 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -17,49 +15,11 @@ import (
 	"quarry/internal/need"
 	"quarry/internal/testimage"
 	"quarry/store/bucket/buckettest"
-	"quarry/store/bucket/mem"
+	"quarry/store/mem"
 )
 
 func tarLayer(t testing.TB, text string) testimage.Layer {
 	return testimage.Layer{Tar: tarNotation(t, text)}
-}
-
-// A deleted file came back when layers were unpacked in parallel. Whatever the
-// number of workers and however long each step takes, the bytes are the same.
-func TestBug11ParallelLayersGiveTheSameBytes(t *testing.T) {
-	layers := []testimage.Layer{tarLayer(t, `f this-will-be-deleted "x"`), tarLayer(t, `f .wh.this-will-be-deleted ""`)}
-	for i := range 30 {
-		layers = append(layers, tarLayer(t, fmt.Sprintf("f filler/%d \"%d\"\nf last \"%d\"", i, i, i)))
-	}
-	src := testimage.Build(t, layers...).Source("")
-	var want map[string]string
-	for i, workers := range []int{1, 2, 8, 32} {
-		rng := rand.New(rand.NewPCG(uint64(i), 11))
-		pauses := make(chan time.Duration, 1)
-		go func() { // ends with the test
-			for {
-				select {
-				case pauses <- time.Duration(rng.IntN(2000)) * time.Microsecond:
-				case <-t.Context().Done():
-					return
-				}
-			}
-		}()
-		s := openStore(t, mem.New(), &buckettest.Faulty{Before: func(buckettest.Op) error { time.Sleep(<-pauses); return nil }})
-		s.Workers = workers
-		s.convert(t, src)
-		_, files := s.verified(t, latest)
-		if _, is := files["this-will-be-deleted"]; is || files["last"] != "29" {
-			t.Errorf("%d workers: the deleted file is there: %v, last is %q", workers, is, files["last"])
-		}
-		got := s.published(t)
-		if want == nil {
-			want = got
-		}
-		if diff := cmp.Diff(got, want); diff != "" {
-			t.Errorf("%d workers give other objects than one (-got +want):\n%s", workers, diff)
-		}
-	}
 }
 
 func TestBug18HardLinksAreStoredOnce(t *testing.T) {
@@ -139,12 +99,12 @@ func TestBug35CompiledPythonIsNotStale(t *testing.T) {
 	for _, mtime := range []uint32{1, 1700000001, 1<<32 - 1} {
 		head := binary.LittleEndian.AppendUint32([]byte("\xcb\x0d\x0d\x0a\x00\x00\x00\x00"), mtime)
 		head = binary.LittleEndian.AppendUint32(head, uint32(len(source)))
-		c := chunkMap{}
+		c := mem.New()
 		tr, err := merged(t, c, tarNotation(t, fmt.Sprintf("f m.py %q mtime=%d\nf __pycache__/m.cpython-312.pyc %q mtime=%d.9", source, mtime, head, mtime)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		mnt := c.mount(t, tr)
+		mnt := mount(t, c, tr)
 		st, err := os.Stat(filepath.Join(mnt, "m.py"))
 		if err != nil {
 			t.Fatal(err)
@@ -202,8 +162,11 @@ func TestSparseFilesOfManyLayersAreBounded(t *testing.T) {
 	}
 	src := testimage.Build(t, layers...).Source("")
 	s := newStore(t)
-	s.TreeLimits.RecordBytes = 3 * 32 << (30 - 12) // three files' digests, and not their names
+	s.Limits.RecordBytes = 3 * 32 << (30 - 12) // three files' digests, and not their names
 	s.fail(t, src, "layer 3 of 10", "limit RecordBytes")
-	s.TreeLimits.RecordBytes *= 4
+	again := testimage.Build(t, layers[0], layers[0], layers[0]).Source("")
+	s.fail(t, again, "layer 1 of 3", "limit RecordBytes") // it would be merged three times
+	s.Limits.RecordBytes *= 4
 	s.convert(t, src)
+	s.convert(t, again)
 }

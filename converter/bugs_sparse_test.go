@@ -1,10 +1,7 @@
 package converter_test
 
 import (
-	"bufio"
 	"bytes"
-	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,11 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"quarry/converter/layer"
-	"quarry/converter/tree"
 	"quarry/internal/need"
-	"quarry/rafs"
-	"quarry/store/chunk"
+	"quarry/store/mem"
 )
 
 // extent is data of a sparse file.
@@ -169,12 +163,12 @@ func TestBug31SparseEncodings(t *testing.T) {
 // wantTree compares the tree of a layer with the one expected.
 func wantTree(t *testing.T, p []byte, want string) {
 	t.Helper()
-	c := chunkMap{}
+	c := mem.New()
 	tr, err := merged(t, c, p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(notation(decoded(t, tr, func(d chunk.Digest) []byte { return c[d] })), normal(want)); diff != "" {
+	if diff := cmp.Diff(notation(decoded(t, tr, chunksOf(t, c))), normal(want)); diff != "" {
 		t.Errorf("tree (-got +want):\n%s", diff)
 	}
 }
@@ -253,12 +247,12 @@ func TestBug38BigFiles(t *testing.T) {
 			b.Write(oldSparse(fmt.Sprint(size), size, extents))
 		}
 	}
-	c := chunkMap{}
-	m := tree.NewMerger(tree.Config{ChunkSize: bigChunk})
-	if err := apply(t, m, c, append(b.Bytes(), make([]byte, 1024)...), bigChunk); err != nil {
+	c := mem.New()
+	tr, err := mergeBlobs(t.Context(), c, bigChunk, append(b.Bytes(), make([]byte, 1024)...))
+	if err != nil {
 		t.Fatal(err)
 	}
-	flat, _ := c.flat(t, m.Tree())
+	flat, _ := flatten(t, c, tr)
 	file := filepath.Join(t.TempDir(), "image")
 	writeTo(t, file, flat)
 	mnt := mountLoop(t, file) // fsck.erofs would read every hole
@@ -283,88 +277,5 @@ func TestBug38BigFiles(t *testing.T) {
 			}
 		}
 		f.Close()
-	}
-}
-
-// bigTar makes a tar of one file of 4 KiB blocks, each with its number, and one
-// file more, as it is read.
-type bigTar struct {
-	size int64
-	head []byte
-	tail []byte
-	pos  int64
-}
-
-// hashOnly is a store that keeps nothing.
-type hashOnly struct{}
-
-func (hashOnly) Put(_ context.Context, p []byte) (chunk.Digest, error) { return chunk.Sum(p), nil }
-
-func (b *bigTar) Read(p []byte) (int, error) {
-	h, padded := int64(len(b.head)), (b.size+511)&^511
-	switch off := b.pos - h; {
-	case b.pos < h:
-		n := copy(p, b.head[b.pos:])
-		b.pos += int64(n)
-		return n, nil
-	case off < padded:
-		n := min(int64(len(p)), 4096-off%4096, padded-off)
-		clear(p[:n])
-		if off%4096 == 0 && n >= 8 && off < b.size {
-			binary.LittleEndian.PutUint64(p, uint64(off/4096)+1)
-		}
-		b.pos += n
-		return int(n), nil
-	case off < padded+int64(len(b.tail)):
-		n := copy(p, b.tail[off-padded:])
-		b.pos += int64(n)
-		return n, nil
-	}
-	return 0, io.EOF
-}
-
-// A file that is longer than 32 bits count and not sparse. Memory stays bounded:
-// the store keeps no content.
-func TestBug38ABigFileWithoutHoles(t *testing.T) {
-	t.Parallel()
-	const size = 1<<32 + 4096 + 9
-	e := &tarEntry{flag: '0', name: "big", mode: 0o644, mtime: "1700000000", size: size, format: "gnu"}
-	stream := bufio.NewReaderSize(&bigTar{size: size, head: e.bytes(), tail: tarNotation(t, `f end "intact"`)}, 1<<20)
-	// Known beforehand, so that four gigabytes are not made twice.
-	digest, err := chunk.Parse("sha256:da47736ed536ea619a54c404a0948d328250228f7afdfa683cba9079a0db2c62")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := layer.Descriptor{Digest: digest, Size: 512 + (size+511)&^511 + 4*512}
-	rec, err := layer.Read(t.Context(), stream, d, hashOnly{}, layer.Config{ChunkSize: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := tree.NewMerger(tree.Config{ChunkSize: 1 << 20})
-	if err := m.Apply(rec.Entries); err != nil {
-		t.Fatal(err)
-	}
-	boot, err := rafs.Encode(m.Tree())
-	if err != nil {
-		t.Fatal(err)
-	}
-	im, err := rafs.Decode(boot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	big, end := im.Tree.Root.Entries[0].Inode, im.Tree.Root.Entries[1].Inode
-	if big.Size != size || len(big.Chunks) != size>>20+1 || end.Size != int64(len("intact")) || end.Chunks[0] != chunk.Sum([]byte("intact")) {
-		t.Fatalf("big has %d bytes in %d chunks, end has %d", big.Size, len(big.Chunks), end.Size)
-	}
-	for k, d := range big.Chunks {
-		p := make([]byte, chunk.Len(int64(k), size, 1<<20))
-		for off := 0; off+8 <= len(p); off += 4096 {
-			binary.LittleEndian.PutUint64(p[off:], uint64(k<<8+off/4096)+1)
-		}
-		if k%97 < 2 || k > 4090 {
-			if chunk.Sum(p) != d {
-				t.Errorf("chunk %d of the big file is another", k)
-			}
-		}
 	}
 }

@@ -1,12 +1,11 @@
 package converter_test
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,20 +14,68 @@ import (
 	"golang.org/x/sys/unix"
 
 	"quarry/converter"
-	"quarry/converter/layer"
 	"quarry/converter/tree"
 	"quarry/internal/need"
 	"quarry/internal/testimage"
 	"quarry/rafs"
+	chunks "quarry/store"
 	"quarry/store/bucket/buckettest"
 	"quarry/store/chunk"
 	"quarry/store/image"
+	"quarry/store/mem"
 )
 
-// report is one case of a fault that another converter had: the layers of an
-// image, lowest first, and the tree they make or what the refusal says. num is
-// the report's number in the list of faults; every number is to be found here or
-// in ownTests.
+// fault is one that other converters and registries had. The numbers of faults
+// are those in the names of tests and cases, here and in converter/tree.
+type fault struct {
+	report string // issue or pull request on GitHub: github.com/OWNER/REPOSITORY/issues/NUMBER
+	test   string // what tries it when layers and a tree are not enough; else there are cases of it in reports
+}
+
+var faults = map[int]fault{
+	1:  {report: "opencontainers/image-spec#1301"},
+	3:  {report: "google/go-containerregistry#1897"},
+	4:  {report: "containerd/containerd#6991"},
+	7:  {report: "opencontainers/umoci#254"},
+	8:  {report: "container2wasm/container2wasm#257"},
+	9:  {report: "moby/moby#15517"},
+	10: {report: "GoogleContainerTools/kaniko#2308"},
+	11: {report: "containerd/containerd#13030", test: "TestReproEveryStoreAndMachineMakesTheSameBytes"},
+	12: {report: "containerd/stargz-snapshotter#2214"},
+	13: {report: "google/go-containerregistry#977"},
+	15: {report: "opencontainers/image-spec#1204"},
+	17: {report: "dragonflyoss/nydus#2006"},
+	18: {report: "dragonflyoss/nydus#552", test: "TestBug18HardLinksAreStoredOnce"},
+	19: {report: "apple/container#1797"},
+	20: {report: "dragonflyoss/nydus#1817"},
+	21: {report: "opencontainers/umoci#589"},
+	22: {report: "kernel/hypeman#456", test: "TestBug22NothingOfTheHostIsTouched"},
+	23: {report: "google/go-containerregistry#2392"},
+	24: {report: "erofs/erofs-utils#32"},
+	25: {report: "dragonflyoss/nydus#994"},
+	26: {report: "dragonflyoss/nydus#1394"},
+	27: {report: "composefs/composefs#342"},
+	28: {report: "composefs/composefs-rs#57"},
+	29: {report: "opencontainers/umoci#49"},
+	31: {report: "moby/moby#3589", test: "TestBug31SparseEncodings"},
+	32: {report: "goldmann/docker-squash#78"},
+	33: {report: "moby/moby#1426"},
+	34: {report: "apptainer/singularity#1592"},
+	35: {report: "ostreedev/ostree#1469", test: "TestBug35CompiledPythonIsNotStale"},
+	36: {report: "opencontainers/umoci#166"},
+	37: {report: "dragonflyoss/nydus#554"},
+	38: {report: "dragonflyoss/nydus#662", test: "TestBug38BigFiles"},
+	39: {report: "dragonflyoss/nydus#441", test: "TestBug39DockersEmptyLayer"},
+	42: {report: "containerd/containerd#13662", test: "TestBug42MediaTypesThatLie"},
+	46: {report: "containerd/containerd#9142", test: "TestBug46ConfigsThatDoNotFit"},
+	48: {report: "dragonflyoss/nydus#826", test: "TestBug48ManyLayers"},
+	50: {report: "project-zot/zot#1410", test: "TestBug50ASubjectChangesNothing"},
+	67: {report: "dragonflyoss/nydus#573", test: "TestReproNoChunkIsTakenForAnother"},
+	83: {report: "goharbor/acceleration-service#28", test: "TestReproEveryStoreAndMachineMakesTheSameBytes"},
+}
+
+// report is one case of a fault: the layers of an image, lowest first, and the
+// tree they make or what the refusal says.
 type report struct {
 	num      int
 	name     string
@@ -40,33 +87,49 @@ type report struct {
 	warnings []string // in this order, a part of each
 }
 
-// reports are all cases, group by group.
+// reports are all cases.
 func reports(t testing.TB) []report {
 	return slices.Concat(whiteoutReports(), linkReports(), changeReports(), rootReports(), xattrReports(), nameReports(), attributeReports(t), emptyReports())
 }
 
-// ownTests are the reports that need more than layers and a tree.
-var ownTests = map[int]string{
-	11: "TestBug11ParallelLayersGiveTheSameBytes",
-	18: "TestBug18HardLinksAreStoredOnce",
-	22: "TestBug22NothingOfTheHostIsTouched",
-	31: "TestBug31SparseEncodings",
-	35: "TestBug35CompiledPythonIsNotStale",
-	38: "TestBug38BigFiles",
-	39: "TestBug39DockersEmptyLayer",
-}
-
-func TestEveryReportHasACase(t *testing.T) {
-	numbers := []int{1, 3, 4, 7, 8, 9, 10, 11, 12, 13, 15, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 31, 32, 33, 34, 35, 36, 37, 38, 39}
-	has := map[int]bool{}
+func TestEveryFaultHasATest(t *testing.T) {
+	cases := map[int]bool{}
 	for _, r := range reports(t) {
-		has[r.num] = true
-	}
-	for _, n := range numbers {
-		if !has[n] && ownTests[n] == "" {
-			t.Errorf("bug %d has no case", n)
+		cases[r.num] = true
+		if _, ok := faults[r.num]; !ok {
+			t.Errorf("case %q is of fault %d, which is not in the list", r.name, r.num)
 		}
 	}
+	tests := testsHere(t)
+	address := regexp.MustCompile(`^[\w.-]+/[\w.-]+#[0-9]+$`)
+	for n, f := range faults {
+		if !address.MatchString(f.report) {
+			t.Errorf("fault %d: %q is no address of a report", n, f.report)
+		}
+		if f.test == "" && !cases[n] {
+			t.Errorf("fault %d has no case", n)
+		}
+		if f.test != "" && !tests[f.test] {
+			t.Errorf("fault %d: there is no test %s", n, f.test)
+		}
+	}
+}
+
+// testsHere returns the names of this package's tests.
+func testsHere(t *testing.T) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob("*_test.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no test files here: %v", err)
+	}
+	head := regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+	tests := map[string]bool{}
+	for _, file := range files {
+		for _, m := range head.FindAllStringSubmatch(string(readFile(t, file)), -1) {
+			tests[m[1]] = true
+		}
+	}
+	return tests
 }
 
 // each calls fn for every variant of every report.
@@ -112,13 +175,7 @@ func TestBugReports(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := notation(decoded(t, im.Tree, func(d chunk.Digest) []byte {
-			p, err := s.Store.Get(t.Context(), d, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return p
-		}))
+		got := notation(decoded(t, im.Tree, chunksOf(t, s.Store)))
 		if diff := cmp.Diff(got, normal(r.want)); diff != "" {
 			t.Errorf("tree (-got +want):\n%s", diff)
 		}
@@ -157,43 +214,26 @@ func (s *store) published(t testing.TB) map[string]string {
 	return all
 }
 
-// chunkMap is a store of chunks in memory.
-type chunkMap map[chunk.Digest][]byte
-
-func (m chunkMap) Put(_ context.Context, p []byte) (chunk.Digest, error) {
-	d := chunk.Sum(p)
-	m[d] = bytes.Clone(p)
-	return d, nil
-}
-
-// merged reads tars step by step, without a store: layer, record, tree.
-func merged(t testing.TB, c chunkMap, tars ...[]byte) (*rafs.Tree, error) {
+// merged reads tars step by step, without a data folder: layer, record, tree.
+func merged(t testing.TB, s *mem.Store, tars ...[]byte) (*rafs.Tree, error) {
 	t.Helper()
-	m := tree.NewMerger(tree.Config{ChunkSize: testChunk})
+	var blobs [][]byte
 	for _, p := range tars {
-		if err := apply(t, m, c, testimage.Gzip(t, p), testChunk); err != nil {
-			return nil, err
-		}
+		blobs = append(blobs, testimage.Gzip(t, p))
 	}
-	return m.Tree(), nil
+	return mergeBlobs(t.Context(), s, testChunk, blobs...)
 }
 
-// apply reads one layer's blob and applies it, by way of its record's bytes.
-func apply(t testing.TB, m *tree.Merger, c chunkMap, blob []byte, chunkSize uint32) error {
-	t.Helper()
-	d := layer.Descriptor{Digest: chunk.Sum(blob), Size: int64(len(blob))}
-	rec, err := layer.Read(t.Context(), bytes.NewReader(blob), d, c, layer.Config{ChunkSize: chunkSize})
-	if err != nil {
-		return err
+// chunksOf returns a function that gets chunks which must be there.
+func chunksOf(t testing.TB, s chunks.Getter) func(chunk.Digest) []byte {
+	return func(d chunk.Digest) []byte {
+		t.Helper()
+		p, err := s.Get(t.Context(), d, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
 	}
-	b, err := image.EncodeLayer(rec, macKey)
-	if err != nil {
-		return err
-	}
-	if rec, err = image.DecodeLayer(b, macKey); err != nil {
-		return err
-	}
-	return m.Apply(rec.Entries)
 }
 
 // TestBugReportsThroughTheKernel mounts the image of every case that has one and
@@ -204,12 +244,12 @@ func TestBugReportsThroughTheKernel(t *testing.T) {
 		if r.wantErr != nil {
 			return
 		}
-		c := chunkMap{}
-		tr, err := merged(t, c, tars...)
+		s := mem.New()
+		tr, err := merged(t, s, tars...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		mnt := c.mount(t, tr)
+		mnt := mount(t, s, tr)
 		if diff := cmp.Diff(notation(listDisk(t, mnt)), normal(r.want)); diff != "" {
 			t.Errorf("mounted tree (-got +want):\n%s", diff)
 		}
@@ -217,10 +257,10 @@ func TestBugReportsThroughTheKernel(t *testing.T) {
 }
 
 // mount has fsck.erofs read a tree's image, mounts it and returns where.
-func (c chunkMap) mount(t testing.TB, tr *rafs.Tree) string {
+func mount(t testing.TB, s chunks.Getter, tr *rafs.Tree) string {
 	t.Helper()
 	need.Tool(t, "fsck.erofs")
-	flat, meta := c.flat(t, tr)
+	flat, meta := flatten(t, s, tr)
 	dir := t.TempDir()
 	args := []string{"-d3", "--extract"}
 	if meta < len(flat) {
@@ -238,8 +278,8 @@ func (c chunkMap) mount(t testing.TB, tr *rafs.Tree) string {
 	return mountLoop(t, file)
 }
 
-// flat returns a tree's bootstrap and data as one device, and where data begins.
-func (c chunkMap) flat(t testing.TB, tr *rafs.Tree) (device []byte, meta int) {
+// flatten returns a tree's bootstrap and data as one device, and where data begins.
+func flatten(t testing.TB, s chunks.Getter, tr *rafs.Tree) (device []byte, meta int) {
 	t.Helper()
 	boot, err := rafs.Encode(tr)
 	if err != nil {
@@ -254,8 +294,9 @@ func (c chunkMap) flat(t testing.TB, tr *rafs.Tree) (device []byte, meta int) {
 	if im.Blob == nil {
 		return flat, len(flat)
 	}
+	get := chunksOf(t, s)
 	for _, k := range im.Blob.Chunks {
-		copy(flat[im.Blob.MappedOff+k.DevOff:], c[k.Digest])
+		copy(flat[im.Blob.MappedOff+k.DevOff:], get(k.Digest))
 	}
 	return flat, int(im.Blob.MappedOff)
 }

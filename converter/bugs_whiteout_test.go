@@ -16,7 +16,7 @@ func orders(lines ...string) (all []string) {
 	return all
 }
 
-// whiteoutReports is group A: whiteouts and opaque directories.
+// whiteoutReports are about whiteouts and opaque directories.
 func whiteoutReports() []report {
 	doc := `d etc/
 		f etc/passwd "x"`
@@ -85,7 +85,7 @@ func whiteoutReports() []report {
 	}
 }
 
-// linkReports is group B: hard links.
+// linkReports are about hard links.
 func linkReports() []report {
 	five := strings.Repeat("five MiB that do not repeat", 1)
 	for len(five) < 5<<20 {

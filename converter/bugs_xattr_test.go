@@ -18,7 +18,7 @@ const (
 		"\x20\x00\x04\x00\xff\xff\xff\xff"
 )
 
-// xattrReports is group D: extended attributes.
+// xattrReports are about extended attributes.
 func xattrReports() []report {
 	q := strconv.Quote
 	caps := q("security.capability=" + netRaw)

@@ -11,11 +11,12 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"quarry/converter/layer"
 	"quarry/converter/oci"
 	"quarry/converter/tree"
+	"quarry/internal/rescue"
 	"quarry/rafs"
 	"quarry/signer"
 	"quarry/store/bucket"
@@ -44,10 +45,9 @@ type Config struct {
 
 	// Workers is how many layers are read at once. 0 means one, whose stages
 	// keep two cores busy. The image is the same for any number.
-	Workers     int
-	LayerLimits layer.Limits // zero fields mean the defaults
-	TreeLimits  tree.Limits  // zero fields mean the defaults
-	TmpDir      string       // for the plain bytes of compressed archives; "" = os.TempDir
+	Workers int
+	Limits  Limits
+	TmpDir  string // for the plain bytes of compressed archives; "" = os.TempDir
 	// Progress is told what happens; never concurrently. nil = nobody asks.
 	Progress func(Event)
 	Now      func() time.Time // nil = time.Now
@@ -63,13 +63,16 @@ type Request struct {
 	Credentials oci.Credentials
 }
 
-// Event tells how far one layer is.
+// Event tells how far one layer is, or Spooled.
 type Event struct {
 	Layer, Layers int // this one, counted from 1, of all
 	Digest        chunk.Digest
 	Read, Size    int64 // compressed bytes read so far, of all
 	Cached        bool  // nothing need be read: the store knows the layer
 	Done          bool  // its chunks are durable
+	// Spooled is how many plain bytes there are so far of an archive that is
+	// decompressed as a whole, before there are layers; Read and Size are its.
+	Spooled int64
 }
 
 // Result is what became of a request.
@@ -110,12 +113,15 @@ func inputError(ctx context.Context, err error) error {
 // the name to it. An error leaves every name where it was; what has been stored
 // until then is found again by the next attempt or collected as garbage. The
 // same source gives the same image id, whatever the store holds already.
-// Errors: *InputError, ctx's, and those of the store.
+// Errors: *InputError, oci.ErrUnavailable, ctx's, and those of the store.
 func Convert(ctx context.Context, cfg Config, req Request) (*Result, error) {
+	if err := oci.CheckSource(req.Source); err != nil {
+		return nil, &InputError{err} // before the source stands in a message or record
+	}
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("convert %s: %w", req.Source, err)
 	}
-	c := &conversion{cfg: cfg.withDefaults(), req: req, encode: rafs.Encode}
+	c := &conversion{cfg: cfg.withDefaults(), req: req}
 	if err := c.convert(ctx); err != nil {
 		return nil, fmt.Errorf("convert %s: %w", req.Source, err)
 	}
@@ -126,7 +132,7 @@ func Convert(ctx context.Context, cfg Config, req Request) (*Result, error) {
 func (c *conversion) convert(ctx context.Context) error {
 	err := c.recall(ctx)
 	if err == nil {
-		err = c.run(ctx)
+		err = rescue.Do(func() error { return c.run(ctx) })
 	}
 	c.end(ctx, err)
 	return err
@@ -161,26 +167,25 @@ type conversion struct {
 	req   Request
 	image *oci.Image
 
-	encode func(*rafs.Tree) ([]byte, error) // rafs.Encode
-
-	recorded bool // there is a failure record of the name
-	doubted  bool // an earlier conversion left it
+	doubted bool // an earlier conversion left a failure record of the name
 
 	beginning sync.Mutex // guards begun, and is held while the record is written
-	begun     bool
+	begun     bool       // this one has written a record
 
-	mu          sync.Mutex // guards what follows and calls of Progress while layers are read
-	result      Result
-	recordBytes int64            // of the layers read so far, under mu
-	fresh       [][]chunk.Digest // the chunks that this conversion stored, of each layer
+	mu     sync.Mutex // guards what follows and calls of Progress while layers are read
+	result Result
+	fresh  [][]chunk.Digest // the chunks that this conversion stored, of each layer
+
+	recordBytes atomic.Int64 // of the entries of layers that there are so far
 }
 
-// run writes in the order of design.md section 7: packs, journal and index in
-// Store.Write, then layer records, bootstrap, image statement, name statement.
-// Whatever a crash leaves is referred to by nothing.
+// run writes in the order of docs/ARCHITECTURE.md, "Order of writes": packs,
+// journal and index in Store.Write, then layer records, bootstrap, image
+// statement, name statement. Whatever a crash leaves is referred to by nothing.
 func (c *conversion) run(ctx context.Context) error {
 	im, err := oci.Open(ctx, c.req.Source, oci.Config{
-		Platform: c.req.Platform, Credentials: c.req.Credentials, TmpDir: c.cfg.TmpDir, Limits: c.cfg.LayerLimits,
+		Platform: c.req.Platform, Credentials: c.req.Credentials, TmpDir: c.cfg.TmpDir, Limits: c.cfg.Limits.Layer,
+		Spooled: func(read, size, plain int64) { c.progress(Event{Read: read, Size: size, Spooled: plain}) },
 	})
 	if err != nil {
 		return inputError(ctx, err)
@@ -193,12 +198,12 @@ func (c *conversion) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !c.published(ctx) {
-		t, err := c.merge(recs)
+	if c.doubted || !c.published(ctx) {
+		boot, treeDigest, err := c.bootstrap(recs)
 		if err != nil {
 			return err
 		}
-		if err := c.publish(ctx, t); err != nil {
+		if err := c.publish(ctx, boot, treeDigest); err != nil {
 			return err
 		}
 	}
@@ -225,7 +230,7 @@ func (c *conversion) warn(format string, args ...any) {
 func (c *conversion) merge(recs []*image.LayerRecord) (*rafs.Tree, error) {
 	m := tree.NewMerger(tree.Config{
 		ChunkSize: c.cfg.ChunkSize,
-		Limits:    c.cfg.TreeLimits,
+		Limits:    c.cfg.Limits.Tree,
 		Warn:      func(w tree.Warning) { c.warn("%s", w) },
 	})
 	for i, rec := range recs {

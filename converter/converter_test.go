@@ -15,7 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"quarry/converter"
-	"quarry/converter/layer"
 	"quarry/internal/need"
 	"quarry/internal/testimage"
 	"quarry/rafs"
@@ -328,10 +327,10 @@ func TestALyingDescriptorOfAKnownLayerIsRefused(t *testing.T) {
 
 func TestLimitsOfTheConfigAreUsed(t *testing.T) {
 	s := newStore(t)
-	s.LayerLimits = layer.Limits{MaxEntries: 1}
+	s.Limits.Layer.MaxEntries = 1
 	s.fail(t, testimage.Build(t, base).Source(""), "MaxEntries")
-	s.LayerLimits = layer.Limits{}
-	s.TreeLimits.Names = 1
+	s.Limits = converter.Limits{}
+	s.Limits.Tree.Names = 1
 	s.fail(t, testimage.Build(t, base).Source(""), "more than 1 names")
 }
 

@@ -22,9 +22,11 @@ func (c *conversion) recall(ctx context.Context) error {
 		return nil
 	}
 	_, err := c.cfg.Bucket.Stat(ctx, c.failureKey())
-	c.recorded = err == nil
-	c.doubted = err == nil
-	if errors.Is(err, bucket.ErrNotFound) {
+	switch {
+	case errors.Is(err, bucket.ErrNotFound):
+		return nil
+	case err == nil || bucket.IsDamage(err):
+		c.doubted = true
 		return nil
 	}
 	return err
@@ -43,7 +45,7 @@ func (c *conversion) begin(ctx context.Context) error {
 	if c.begun {
 		return nil
 	}
-	c.begun, c.recorded = true, true
+	c.begun = true
 	return c.record(ctx, image.Failure{State: image.FailureUnfinished})
 }
 
@@ -67,7 +69,7 @@ func (c *conversion) record(ctx context.Context, f image.Failure) error {
 // end keeps the reason of a failure, or removes what an earlier one left. The
 // record is an aid: not being able to write it changes no result.
 func (c *conversion) end(ctx context.Context, failure error) {
-	if c.req.Name.Repo == "" || failure == nil && !c.recorded {
+	if c.req.Name.Repo == "" || failure == nil && !c.begun && !c.doubted {
 		return
 	}
 	gone := ctx.Err() != nil

@@ -109,7 +109,7 @@ func TestTheFirstMappingOfABlobStays(t *testing.T) {
 		t.Errorf("blob leads to %s, want the first bootstrap %s", d, one.Statement.Bootstrap)
 	}
 	want := s.objects(t)
-	s.TreeLimits.Names = 1 // merging would fail: both are known
+	s.Limits.Tree.Names = 1 // merging would fail: both are known
 	s.convert(t, first)
 	s.convert(t, second)
 	if diff := cmp.Diff(s.objects(t), want); diff != "" {

@@ -10,7 +10,7 @@ import (
 
 	"quarry/converter/layer"
 	"quarry/converter/oci"
-	"quarry/converter/tree"
+	"quarry/internal/rescue"
 	"quarry/store"
 	"quarry/store/bucket"
 	"quarry/store/chunk"
@@ -21,6 +21,10 @@ import (
 // without reading them. A layer that an image has twice is read once.
 func (c *conversion) layers(ctx context.Context) ([]*image.LayerRecord, error) {
 	recs := make([]*image.LayerRecord, len(c.image.Layers))
+	times := map[chunk.Digest]int{}
+	for _, l := range c.image.Layers {
+		times[l.Digest]++
+	}
 	first := map[chunk.Digest]int{}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(c.cfg.Workers)
@@ -30,12 +34,10 @@ func (c *conversion) layers(ctx context.Context) ([]*image.LayerRecord, error) {
 			continue
 		}
 		first[l.Digest] = i
-		g.Go(func() (err error) {
-			if recs[i], err = c.layer(gctx, i); err != nil {
-				return err
-			}
-			return c.count(i, recs[i])
-		})
+		g.Go(rescue.Func(func() (err error) {
+			recs[i], err = c.layer(gctx, i, c.charge(i, times[l.Digest]))
+			return err
+		}))
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err
@@ -49,7 +51,9 @@ func (c *conversion) layers(ctx context.Context) ([]*image.LayerRecord, error) {
 	return recs, nil
 }
 
-func (c *conversion) layer(ctx context.Context, i int) (*image.LayerRecord, error) {
+// layer returns the record of layer i; charge is told what its entries take in
+// memory, while it is read or when it is known.
+func (c *conversion) layer(ctx context.Context, i int, charge func(int64) error) (*image.LayerRecord, error) {
 	rec, err := c.known(ctx, c.image.Layers[i])
 	if err != nil {
 		return nil, err
@@ -58,22 +62,24 @@ func (c *conversion) layer(ctx context.Context, i int) (*image.LayerRecord, erro
 		if err := c.begin(ctx); err != nil {
 			return nil, err
 		}
-		return c.read(ctx, i)
+		return c.read(ctx, i, charge)
 	}
 	c.reused(i)
-	return rec, nil
+	return rec, charge(recordBytes(rec.Entries))
 }
 
-// count bounds what the records of all layers take in memory together.
-func (c *conversion) count(i int, rec *image.LayerRecord) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.recordBytes += tree.EntryBytes(rec.Entries)
-	if most := cmp.Or(c.cfg.TreeLimits.RecordBytes, tree.DefaultRecordBytes); c.recordBytes > most {
-		return &InputError{fmt.Errorf("layer %d of %d, %s: with it the entries of the layers take more than %d bytes (limit RecordBytes: raise it with --limit RecordBytes=VALUE)",
-			i+1, len(c.image.Layers), c.image.Layers[i].Digest, most)}
+// charge bounds what the records of all layers take in memory together: it
+// returns what is told of the entries of layer i before they are made. A layer
+// that is listed many times counts as often: merging works through it each time.
+func (c *conversion) charge(i, times int) func(bytes int64) error {
+	return func(bytes int64) error {
+		most := cmp.Or(c.cfg.Limits.RecordBytes, DefaultRecordBytes)
+		if bytes > most/int64(times) || c.recordBytes.Add(bytes*int64(times)) > most {
+			return &InputError{fmt.Errorf("layer %d of %d, %s: with it the entries of the layers take more than %d bytes (limit RecordBytes)",
+				i+1, len(c.image.Layers), c.image.Layers[i].Digest, most)}
+		}
+		return nil
 	}
-	return nil
 }
 
 // compare checks what the image says of layer i against what it is. The diffID
@@ -130,13 +136,13 @@ func (c *conversion) known(ctx context.Context, l oci.Layer) (*image.LayerRecord
 
 // distinct returns every chunk of a layer once.
 func distinct(rec *image.LayerRecord) []chunk.Digest {
-	seen := map[chunk.Digest]struct{}{}
 	var ds []chunk.Digest
+	seen := chunk.NewNumbers(0, func(n uint32) *chunk.Digest { return &ds[n] })
 	for i := range rec.Entries {
 		for _, d := range rec.Entries[i].Chunks {
-			if _, ok := seen[d]; !ok {
-				seen[d] = struct{}{}
+			if _, ok := seen.Find(&d); !ok {
 				ds = append(ds, d)
+				seen.Add(&d)
 			}
 		}
 	}
@@ -145,7 +151,7 @@ func distinct(rec *image.LayerRecord) []chunk.Digest {
 
 // read reads layer i into the store. Its record is written when its chunks are
 // durable and its diffID is the one claimed.
-func (c *conversion) read(ctx context.Context, i int) (*image.LayerRecord, error) {
+func (c *conversion) read(ctx context.Context, i int, charge func(int64) error) (*image.LayerRecord, error) {
 	l := c.image.Layers[i]
 	r, err := c.image.LayerReader(ctx, i)
 	if err != nil {
@@ -157,7 +163,8 @@ func (c *conversion) read(ctx context.Context, i int) (*image.LayerRecord, error
 	stats, err := c.cfg.Store.WriteStats(ctx, func(ctx context.Context, p store.Putter) (err error) {
 		rec, err = layer.Read(ctx, r, layer.Descriptor{Digest: l.Digest, Size: l.Size}, p, layer.Config{
 			ChunkSize: c.cfg.ChunkSize,
-			Limits:    c.cfg.LayerLimits,
+			Limits:    c.cfg.Limits.Layer,
+			Charge:    charge,
 			Progress:  func(n int64) { event.Read = n; c.progress(event) },
 		})
 		if err == nil {

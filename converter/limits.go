@@ -9,6 +9,7 @@ import (
 
 	"quarry/converter/layer"
 	"quarry/converter/tree"
+	"quarry/store/image"
 )
 
 // Limits are what a conversion may cost, under the names of their fields, which
@@ -16,11 +17,28 @@ import (
 type Limits struct {
 	Layer layer.Limits
 	Tree  tree.Limits
+	// RecordBytes is what the entries of all layers together may take in memory.
+	// A kilobyte of tar can hold a sparse file of a million chunks, and an image a
+	// thousand such layers.
+	RecordBytes int64
+}
+
+// DefaultRecordBytes is 400 bytes for each of tree.DefaultNames.
+const DefaultRecordBytes = 4 << 30
+
+// most are the limits that the format bounds: their defaults are the most.
+var most = map[string]int64{
+	"Depth":           tree.DefaultDepth,
+	"NameBytes":       tree.DefaultNameBytes,
+	"TargetBytes":     tree.DefaultTargetBytes,
+	"XattrNameBytes":  tree.DefaultXattrNameBytes,
+	"XattrValueBytes": tree.DefaultXattrValueBytes,
+	"XattrBytes":      tree.DefaultXattrBytes,
 }
 
 // fields returns the limits by name; all are integers.
 func (l *Limits) fields() map[string]reflect.Value {
-	all := map[string]reflect.Value{}
+	all := map[string]reflect.Value{"RecordBytes": reflect.ValueOf(l).Elem().FieldByName("RecordBytes")}
 	for _, group := range []any{&l.Layer, &l.Tree} {
 		v := reflect.ValueOf(group).Elem()
 		for i := range v.NumField() {
@@ -40,6 +58,15 @@ func LimitNames() []string {
 	return names
 }
 
+// recordBytes returns what entries take in memory, for Limits.RecordBytes.
+func recordBytes(entries []image.Entry) int64 {
+	var total int64
+	for i := range entries {
+		total += layer.EntryBytes(&entries[i], int64(len(entries[i].Chunks)))
+	}
+	return total
+}
+
 // Set sets a limit by its name.
 func (l *Limits) Set(name string, value int64) error {
 	f, ok := l.fields()[name]
@@ -48,6 +75,9 @@ func (l *Limits) Set(name string, value int64) error {
 	}
 	if value < 1 {
 		return fmt.Errorf("limit %s=%d: want 1 or more", name, value)
+	}
+	if m, bounded := most[name]; bounded && value > m {
+		return fmt.Errorf("limit %s=%d: %d is the most that an image can have", name, value, m)
 	}
 	f.SetInt(value)
 	return nil

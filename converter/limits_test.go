@@ -12,6 +12,7 @@ import (
 func TestLimitsAreReadAndSet(t *testing.T) {
 	for text, want := range map[string]int64{
 		"MaxBytes=1": 1, "MaxBytes=512Gi": 512 << 30, "Names=3Ki": 3072, "Depth=7": 7, "MaxRatio=1Mi": 1 << 20, "PathBytes=2Ti": 2 << 40,
+		"NameBytes=255": 255, "XattrBytes=262148": 262148,
 	} {
 		if _, got, err := converter.ParseLimit(text); err != nil || got != want {
 			t.Errorf("%s: %d, %v, want %d", text, got, err, want)
@@ -19,7 +20,9 @@ func TestLimitsAreReadAndSet(t *testing.T) {
 	}
 	for text, word := range map[string]string{
 		"MaxBytes": "NAME=VALUE", "": "NAME=VALUE", "Nothing=1": "MaxBytes", "maxbytes=1": "no such limit", "MaxBytes=0": "1 or more", "MaxBytes=-1": "1 or more",
-		"MaxBytes=": "a number", "MaxBytes=x": "a number", "MaxBytes=1K": "a number", "MaxBytes=1KiB": "a number", "MaxBytes=9000000Ti": "a number", "MaxBytes=1.5Gi": "a number",
+		"MaxBytes=": "a number", "MaxBytes=x": "a number", "MaxBytes=1K": "a number", "MaxBytes=1KiB": "a number", "MaxBytes=9000000Ti": "a number", "MaxBytes=1.5Gi": "a number", "Depth=4096": "4095 is the most",
+		"NameBytes=400": "255 is the most", "TargetBytes=4096": "4095 is the most", "XattrNameBytes=256": "255 is the most",
+		"XattrValueBytes=64Ki": "65535 is the most", "XattrBytes=1Mi": "262148 is the most",
 	} {
 		if _, _, err := converter.ParseLimit(text); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%q: got %v, want an error with %q", text, err, word)
@@ -52,8 +55,8 @@ func TestTheDocumentsListEveryLimit(t *testing.T) {
 	}
 }
 
-// An image over a limit fails with layer, entry and limit, and the way to raise it.
-func TestALimitThatIsReachedSaysHowToRaiseIt(t *testing.T) {
+// An image over a limit fails with layer, entry and limit.
+func TestALimitThatIsReachedIsNamed(t *testing.T) {
 	for limit, words := range map[string][]string{
 		"MaxEntries": {"read layer sha256:", `entry "a/b/c/d"`},
 		"MaxBytes":   {"read layer sha256:"},
@@ -74,7 +77,7 @@ func TestALimitThatIsReachedSaysHowToRaiseIt(t *testing.T) {
 		if limit == "MaxEntries" {
 			deep = layerOf(testimage.File("a", "x"), testimage.File("a/b/c/d", "x"))
 		}
-		s.LayerLimits, s.TreeLimits = l.Layer, l.Tree
-		s.fail(t, testimage.Build(t, layerOf(testimage.File("a", "")), deep).Source(""), append(words, "--limit "+limit+"=")...)
+		s.Limits = l
+		s.fail(t, testimage.Build(t, layerOf(testimage.File("a", "")), deep).Source(""), append(words, "(limit "+limit+")")...)
 	}
 }

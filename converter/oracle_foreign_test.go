@@ -3,15 +3,12 @@ package converter_test
 import (
 	"archive/tar"
 	"bytes"
-	"io/fs"
+	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"quarry/converter/tree"
 	"quarry/internal/layermodel"
@@ -197,64 +194,33 @@ func wantSame(t *testing.T, who string, got, want layermodel.Tree, layers [][]te
 // onDisk reads a folder in the model's words.
 func onDisk(t *testing.T, dir string) layermodel.Tree {
 	t.Helper()
-	tr, nodes := layermodel.Tree{}, map[[2]uint64]*layermodel.Node{}
-	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+	tr, nodes := layermodel.Tree{}, map[any]*layermodel.Node{}
+	for _, n := range listDisk(t, dir) {
+		if nodes[n.inode] == nil {
+			nodes[n.inode] = modelNode(t, dir, n)
 		}
-		var st unix.Stat_t
-		if err := unix.Lstat(path, &st); err != nil {
-			return err
-		}
-		id := [2]uint64{st.Dev, st.Ino}
-		if nodes[id] == nil {
-			if nodes[id], err = diskNode(path, &st); err != nil {
-				return err
-			}
-		}
-		tr[strings.TrimPrefix(strings.TrimPrefix(path, dir), "/")] = nodes[id]
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
+		tr[n.path] = nodes[n.inode]
 	}
 	return tr
 }
 
-func diskNode(path string, st *unix.Stat_t) (n *layermodel.Node, err error) {
-	n = &layermodel.Node{
-		Type: flagOf[st.Mode&rafs.ModeType], Mode: int64(st.Mode & rafs.ModePerm), UID: int64(st.Uid), GID: int64(st.Gid),
-		Mtime: st.Mtim.Sec, Nsec: st.Mtim.Nsec, Xattrs: map[string]string{},
+func modelNode(t *testing.T, dir string, n node) *layermodel.Node {
+	t.Helper()
+	m := &layermodel.Node{
+		Type: flagOf[n.mode&rafs.ModeType], Mode: int64(n.mode & rafs.ModePerm), UID: int64(n.uid), GID: int64(n.gid),
+		Mtime: n.sec, Nsec: int64(n.nsec), Target: n.target, Xattrs: map[string]string{},
 	}
-	switch st.Mode & rafs.ModeType {
+	switch n.mode & rafs.ModeType {
 	case rafs.ModeRegular:
-		p, err := os.ReadFile(path)
-		if err != nil {
-			return nil, err
-		}
-		n.Body = string(p)
-	case rafs.ModeSymlink:
-		if n.Target, err = os.Readlink(path); err != nil {
-			return nil, err
-		}
+		m.Body = string(readFile(t, filepath.Join(dir, n.path)))
 	case rafs.ModeChar, rafs.ModeBlock:
-		n.Major, n.Minor = int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))
-	}
-	return n, diskXattrs(path, n.Xattrs)
-}
-
-func diskXattrs(path string, to map[string]string) error {
-	buf := make([]byte, 64<<10)
-	n, err := unix.Llistxattr(path, buf)
-	if err != nil {
-		return err
-	}
-	for _, key := range strings.FieldsFunc(string(buf[:n]), func(r rune) bool { return r == 0 }) {
-		n, err := unix.Lgetxattr(path, key, buf)
-		if err != nil {
-			return err
+		if _, err := fmt.Sscanf(n.rdev, "%d,%d", &m.Major, &m.Minor); err != nil {
+			t.Fatal(err)
 		}
-		to[key] = string(buf[:n])
 	}
-	return nil
+	for _, x := range n.xattrs {
+		name, value, _ := strings.Cut(x, "=")
+		m.Xattrs[name] = value
+	}
+	return m
 }

@@ -1,11 +1,9 @@
 package converter
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 
@@ -24,13 +22,11 @@ import (
 // well: then all are read.
 func (c *conversion) prove(ctx context.Context, boot []byte, treeDigest chunk.Digest) (*rafs.Image, error) {
 	// Made when the bootstrap is decoded, which takes the most memory.
-	hidden := sync.OnceValue(c.takeFresh)
+	fresh := sync.OnceValue(c.takeFresh)
 	res, err := proof.Run(ctx, proof.Config{
 		Bootstrap: boot, Tree: treeDigest, Chunks: stored{c.cfg.Store},
 		Read: func(d chunk.Digest) bool {
-			_, isFresh := hidden()[d]
-			delete(hidden(), d)
-			return isFresh || c.doubted
+			return fresh().used(d) || c.doubted
 		},
 	})
 	var bad *proof.ContentError
@@ -38,7 +34,7 @@ func (c *conversion) prove(ctx context.Context, boot []byte, treeDigest chunk.Di
 		err = c.condemn(ctx, bad)
 	}
 	if err == nil {
-		err = c.readHidden(ctx, hidden())
+		err = c.readHidden(ctx, fresh())
 	}
 	if err != nil {
 		return nil, err
@@ -47,16 +43,54 @@ func (c *conversion) prove(ctx context.Context, boot []byte, treeDigest chunk.Di
 	return res.Image, nil
 }
 
+// freshChunks are the distinct chunks that a conversion has stored, in the order
+// of the packs.
+type freshChunks struct {
+	digests []chunk.Digest
+	numbers *chunk.Numbers
+	inTree  []bool
+}
+
 // takeFresh returns the chunks that this conversion has stored, and forgets them.
-func (c *conversion) takeFresh() map[chunk.Digest]struct{} {
-	set := map[chunk.Digest]struct{}{}
-	for _, ds := range c.fresh {
-		for _, d := range ds {
-			set[d] = struct{}{}
-		}
+func (c *conversion) takeFresh() *freshChunks {
+	f := &freshChunks{}
+	if len(c.fresh) == 1 {
+		f.digests = c.fresh[0]
+	} else {
+		f.digests = slices.Concat(c.fresh...)
 	}
 	c.fresh = nil
-	return set
+	f.numbers = chunk.NewNumbers(len(f.digests), func(n uint32) *chunk.Digest { return &f.digests[n] })
+	n := 0
+	for _, d := range f.digests { // layers read at the same time can have stored the same
+		if _, twice := f.numbers.Find(&d); twice {
+			continue
+		}
+		f.digests[n] = d
+		f.numbers.Add(&f.digests[n])
+		n++
+	}
+	f.digests, f.inTree = f.digests[:n], make([]bool, n)
+	return f
+}
+
+// used marks the chunk as one that a file of the image has, and reports whether
+// it is fresh.
+func (f *freshChunks) used(d chunk.Digest) bool {
+	n, ok := f.numbers.Find(&d)
+	if ok {
+		f.inTree[n] = true
+	}
+	return ok
+}
+
+// hidden yields the chunks that no file of the image has.
+func (f *freshChunks) hidden(yield func(chunk.Digest) bool) {
+	for i, d := range f.digests {
+		if !f.inTree[i] && !yield(d) {
+			return
+		}
+	}
 }
 
 // condemn has the store verify its copy of a chunk that the device gave wrongly,
@@ -99,9 +133,8 @@ const hiddenBatch = 64
 
 // readHidden reads the new chunks of files that upper layers hide: no device
 // holds them, but the next image with their layer counts on them.
-func (c *conversion) readHidden(ctx context.Context, hidden map[chunk.Digest]struct{}) error {
-	ds := slices.SortedFunc(maps.Keys(hidden), func(a, b chunk.Digest) int { return bytes.Compare(a[:], b[:]) })
-	for batch := range slices.Chunk(ds, hiddenBatch) {
+func (c *conversion) readHidden(ctx context.Context, fresh *freshChunks) error {
+	for batch := range slices.Chunk(slices.Collect(fresh.hidden), hiddenBatch) {
 		err := c.cfg.Store.GetBatch(ctx, batch, func(_ chunk.Digest, _ []byte, err error) error { return err })
 		if err != nil {
 			return err

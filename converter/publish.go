@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"quarry/converter/tree"
@@ -16,15 +17,24 @@ import (
 	"quarry/store/image"
 )
 
-// publish proves the bootstrap of t and then stores it, the config and the image
-// statement, in this order, so that a statement is never there without what it
-// names.
-func (c *conversion) publish(ctx context.Context, t *rafs.Tree) error {
-	treeDigest := tree.Digest(t)
-	boot, err := c.encode(t)
+// bootstrap merges the layers and encodes their tree.
+func (c *conversion) bootstrap(recs []*image.LayerRecord) (boot []byte, treeDigest chunk.Digest, err error) {
+	t, err := c.merge(recs)
 	if err != nil {
-		return &InputError{err} // a file that RAFS cannot hold
+		return nil, treeDigest, err
 	}
+	treeDigest = tree.Digest(t)
+	if boot, err = encode(t); err != nil {
+		return nil, treeDigest, &InputError{err} // a file that RAFS cannot hold
+	}
+	return boot, treeDigest, nil
+}
+
+// publish proves that the bootstrap has the tree and then stores it, the config
+// and the image statement, in this order, so that a statement is never there
+// without what it names.
+func (c *conversion) publish(ctx context.Context, boot []byte, treeDigest chunk.Digest) error {
+	makeRoom(int64(len(boot))) // the tree was used for the last time
 	im, err := c.prove(ctx, boot, treeDigest)
 	if err != nil {
 		return fmt.Errorf("nothing was published, because the image could not be proved: %w", err)
@@ -56,6 +66,26 @@ func (c *conversion) publish(ctx context.Context, t *rafs.Tree) error {
 	c.result.ImageID, c.result.Statement = image.ID(payload), s
 	c.result.FileBytes = im.FileBytes()
 	return nil
+}
+
+// encode is rafs.Encode.
+func encode(t *rafs.Tree) ([]byte, error) {
+	return rafs.EncodeTo(t, func(size int64) []byte {
+		makeRoom(size)
+		return make([]byte, size)
+	})
+}
+
+// largeBootstrap is the length of one for some 150 000 files.
+const largeBootstrap = 32 << 20
+
+// makeRoom gives unused memory back before the next step of making or proving a
+// large bootstrap needs as much: tree, plan, bootstrap and the tree read back are
+// each most of what a large conversion has in memory, and never all at once.
+func makeRoom(bootstrap int64) {
+	if bootstrap >= largeBootstrap {
+		debug.FreeOSMemory()
+	}
 }
 
 // putMapping stores which bootstrap has the image's virtual blob. Two images

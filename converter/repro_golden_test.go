@@ -15,7 +15,6 @@ import (
 	"quarry/converter"
 	"quarry/internal/testimage"
 	"quarry/store/bucket/buckettest"
-	"quarry/store/chunk"
 	"quarry/store/image"
 )
 
@@ -115,14 +114,4 @@ func TestReproGoldenInOtherProcesses(t *testing.T) {
 			t.Errorf("with %q: %v\n%s", env, err, out)
 		}
 	}
-}
-
-// What the golden image's payload names is what is stored.
-func TestReproGoldenNamesItsBootstrap(t *testing.T) {
-	s := newStore(t)
-	st := s.convert(t, goldenImage(t).Source("")).Statement
-	if got := chunk.Sum(buckettest.Bytes(t, s.mem, image.BootstrapKey(st.Bootstrap))); got != st.Bootstrap {
-		t.Errorf("bootstrap has digest %s, want %s", got, st.Bootstrap)
-	}
-	s.verified(t, latest)
 }

@@ -6,11 +6,9 @@ import (
 	"cmp"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"quarry/converter"
 	"quarry/converter/tree"
@@ -131,13 +129,13 @@ func manyLayers(t testing.TB, n int) (*testimage.Layout, []string) {
 
 func TestBug48ManyLayers(t *testing.T) {
 	stored := newStore(t)
-	for _, n := range []int{65, 127, 128, 300, 1000} {
+	for _, n := range []int{128, 1000} {
 		l, want := manyLayers(t, n)
 		tr, err := treeOf(t, l.Source(""))
 		if err != nil {
 			t.Fatalf("%d layers: %v", n, err)
 		}
-		if n == 300 {
+		if n == 128 {
 			stored.convert(t, l.Source(""))
 		}
 		var names []string
@@ -150,7 +148,7 @@ func TestBug48ManyLayers(t *testing.T) {
 		}
 	}
 	v, _ := stored.verified(t, latest)
-	if got := stored.files(t, v.Statement)["same"]; !strings.Contains(got, "299") {
+	if got := stored.files(t, v.Statement)["same"]; !strings.Contains(got, "127") {
 		t.Errorf("same is %q", got)
 	}
 }
@@ -183,12 +181,10 @@ func TestAHoleOfATerabyteConverts(t *testing.T) {
 	const size, s = int64(1) << 40, chunk.DefaultSize
 	body := paxSparse("1.0", "disk", size-s, []extent{{size / 2, "x"}, {size - s, ""}}) // with the file behind it MaxChunks exactly
 	l := testimage.Build(t, testimage.Layer{Tar: append(body, tarNotation(t, `f end "intact"`)...)})
-	start := time.Now()
 	tr, err := converter.SourceTree(t.Context(), l.Source(""), image.Platform{}, s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	read := time.Since(start)
 	boot, err := rafs.Encode(tr)
 	if err != nil {
 		t.Fatal(err)
@@ -201,9 +197,6 @@ func TestAHoleOfATerabyteConverts(t *testing.T) {
 	if disk.Size != size-s || disk.Chunks[size/2/s] == disk.Chunks[0] || disk.Chunks[1] != disk.Chunks[len(disk.Chunks)-1] {
 		t.Errorf("disk has %d bytes", disk.Size)
 	}
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	t.Logf("read in %s, all in %s; bootstrap %d bytes; %d MiB from the system", read, time.Since(start), len(boot), m.Sys>>20)
 	if most := int(size/s)*8 + 1<<20; len(boot) > most {
 		t.Errorf("the bootstrap has %d bytes, want at most %d", len(boot), most)
 	}

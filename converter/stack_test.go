@@ -29,7 +29,7 @@ func FuzzLayerStack(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p []byte) { compareStack(t, p) })
 }
 
-// stackSeeds are inputs without a story; those with one are in testdata.
+// stackSeeds are inputs without a story; stacks with one are in stack_story_test.go.
 var stackSeeds = []string{"", "\x03\x02\x05", "layers of few names, whiteouts, links, and what stands in the way of them"}
 
 func TestRandomStacksAreWhatTheModelSays(t *testing.T) {
@@ -73,17 +73,10 @@ func compareStack(t *testing.T, p []byte) int {
 // decoded, and content read back from the store.
 func convertBlobs(ctx context.Context, blobs [][]byte) (layermodel.Tree, error) {
 	store := mem.New()
-	m := tree.NewMerger(tree.Config{ChunkSize: testChunk})
-	for _, blob := range blobs {
-		rec, err := readBlob(ctx, store, blob)
-		if err != nil {
-			return nil, err
-		}
-		if err := m.Apply(rec.Entries); err != nil {
-			return nil, err
-		}
+	merged, err := mergeBlobs(ctx, store, testChunk, blobs...)
+	if err != nil {
+		return nil, err
 	}
-	merged := m.Tree()
 	boot, err := rafs.Encode(merged)
 	if err != nil {
 		return nil, err
@@ -98,10 +91,26 @@ func convertBlobs(ctx context.Context, blobs [][]byte) (layermodel.Tree, error) 
 	return modelOf(ctx, im.Tree, store)
 }
 
-func readBlob(ctx context.Context, s *mem.Store, blob []byte) (rec *image.LayerRecord, err error) {
+// mergeBlobs reads compressed layers into s and merges their records.
+func mergeBlobs(ctx context.Context, s *mem.Store, chunkSize uint32, blobs ...[]byte) (*rafs.Tree, error) {
+	m := tree.NewMerger(tree.Config{ChunkSize: chunkSize})
+	for _, blob := range blobs {
+		rec, err := readBlob(ctx, s, chunkSize, blob)
+		if err != nil {
+			return nil, err
+		}
+		if err := m.Apply(rec.Entries); err != nil {
+			return nil, err
+		}
+	}
+	return m.Tree(), nil
+}
+
+// readBlob returns a layer's record by way of its bytes.
+func readBlob(ctx context.Context, s *mem.Store, chunkSize uint32, blob []byte) (rec *image.LayerRecord, err error) {
 	err = s.Write(ctx, func(ctx context.Context, p chunks.Putter) (err error) {
 		d := layer.Descriptor{Digest: chunk.Sum(blob), Size: int64(len(blob))}
-		rec, err = layer.Read(ctx, bytes.NewReader(blob), d, p, layer.Config{ChunkSize: testChunk})
+		rec, err = layer.Read(ctx, bytes.NewReader(blob), d, p, layer.Config{ChunkSize: chunkSize})
 		return err
 	})
 	if err != nil {

@@ -10,10 +10,12 @@ import (
 
 // Image is a decoded bootstrap.
 type Image struct {
-	Tree      *Tree
+	Tree      *Tree // most of the memory: who does not need it sets it to nil
 	ChunkSize uint32
 	Blob      *Blob // nil when no file has data
 	Size      int64 // length of the bootstrap in bytes, a multiple of 4096
+
+	fileBytes int64
 }
 
 // DeviceSize is the length of the flattened device that the kernel mounts: the
@@ -27,20 +29,9 @@ func (m *Image) DeviceSize() int64 {
 }
 
 // FileBytes is the length of all regular files, each hard link counted once.
-func (m *Image) FileBytes() int64 {
-	var total int64
-	seen := map[*Inode]bool{}
-	_ = m.Walk(func(_ string, n *Inode) error { // which returns only what this function does
-		if n.IsRegular() && !seen[n] {
-			seen[n] = true
-			total += n.Size
-		}
-		return nil
-	})
-	return total
-}
+func (m *Image) FileBytes() int64 { return m.fileBytes }
 
-// Walk is m.Tree.Walk.
+// Walk is m.Tree.Walk; m.Tree must still be there.
 func (m *Image) Walk(fn func(path string, n *Inode) error) error { return m.Tree.Walk(fn) }
 
 // Decode reads a bootstrap of our profile and refuses every other byte sequence
@@ -84,6 +75,9 @@ func canonical(b []byte, t *Tree, c knowledge) (*Image, error) {
 		return nil, err
 	}
 	m := &Image{Tree: t, ChunkSize: t.ChunkSize, Size: p.size}
+	for i := range p.nodes {
+		m.fileBytes += p.nodes[i].inode.Size // which only files have
+	}
 	if p.hasBlob() {
 		blob := p.blob // by itself, so that the plan can go
 		m.Blob = &blob

@@ -11,16 +11,21 @@ import (
 // Encode returns the bootstrap of t: the same bytes for equal trees, always. It
 // fails with a *TreeError when something in t has no place in the format.
 func Encode(t *Tree) ([]byte, error) {
+	return EncodeTo(t, func(size int64) []byte { return make([]byte, size) })
+}
+
+// EncodeTo is Encode into the memory that alloc returns: size zeros. alloc is
+// called once, when all else that encoding needs is there.
+func EncodeTo(t *Tree, alloc func(size int64) []byte) ([]byte, error) {
 	p, err := newPlan(t, knowledge{})
 	if err != nil {
 		return nil, err
 	}
-	return p.encode(), nil
+	return p.encode(alloc(p.size)), nil
 }
 
-// encode writes the bootstrap and fills in p.blob.ID.
-func (p *plan) encode() []byte {
-	b := make([]byte, p.size)
+// encode writes the bootstrap to b and fills in p.blob.ID.
+func (p *plan) encode(b []byte) []byte {
 	_ = p.parts(func(_ area, off int64, part []byte) error { // fails only if the function does
 		copy(b[off:], part)
 		return nil

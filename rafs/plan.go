@@ -44,11 +44,20 @@ func (nd *node) off() int64 { return int64(nd.slot) * slotSize }
 // planner walks a tree once to fill a plan.
 type planner struct {
 	plan
-	index   map[*Inode]uint32       // nodes
-	linked  func(*Inode) bool       // which inodes can come again; nil: all
-	known   map[chunk.Digest]uint32 // finds a chunk in blob.Chunks
-	pending []uint32                // kids of the directories being visited
-	names   []string                // path of the inode at hand
+	index   map[*Inode]uint32 // nodes
+	linked  func(*Inode) bool // which inodes can come again; nil: all
+	chunks  []firstUse        // by chunk number
+	known   *chunk.Numbers    // of chunks
+	pending []uint32          // kids of the directories being visited
+	names   []string          // path of the inode at hand
+}
+
+// firstUse is the first chunk of a file that has a new digest. Its place follows
+// from those before it, so blob.Chunks is made at once when all are known.
+type firstUse struct {
+	digest *chunk.Digest
+	len    uint32
+	k      uint32 // in the file
 }
 
 // knowledge is what a decoder knows of the tree it has made; zero: nothing. It
@@ -61,9 +70,9 @@ type knowledge struct {
 func newPlan(t *Tree, c knowledge) (*plan, error) {
 	p := planner{
 		plan:  plan{tree: t, inodeEnd: inodeArea, nodes: make([]node, 0, c.inodes), kids: make([]uint32, 0, c.inodes)},
-		index: map[*Inode]uint32{}, known: make(map[chunk.Digest]uint32, c.chunks), linked: c.linked,
+		index: map[*Inode]uint32{}, chunks: make([]firstUse, 0, c.chunks), linked: c.linked,
 	}
-	p.blob.Chunks, p.fileOffs = make([]Chunk, 0, c.chunks), make([]int64, 0, c.chunks)
+	p.known = chunk.NewNumbers(c.chunks, func(n uint32) *chunk.Digest { return p.chunks[n].digest })
 	if !chunk.ValidSize(int64(t.ChunkSize)) {
 		return nil, p.fail(fmt.Errorf("chunk size %d is not a power of two from %d to %d", t.ChunkSize, chunk.MinSize, chunk.MaxSize))
 	}
@@ -73,6 +82,8 @@ func newPlan(t *Tree, c knowledge) (*plan, error) {
 	if _, err := p.visit(t.Root, 0); err != nil {
 		return nil, err
 	}
+	p.index, p.known, p.pending = nil, nil, nil // before blob.Chunks needs the memory
+	p.placeChunks()
 	p.size = align(p.inodeEnd, blockSize) + p.blocks*blockSize
 	if n := int64(len(p.blob.Chunks)); n > 0 {
 		p.chunkTable = p.size
@@ -171,20 +182,26 @@ func (p *plan) shapeOf(n *Inode) shape {
 
 // numberChunks gives every chunk of n its number, a new one if no earlier file has it.
 func (p *planner) numberChunks(n *Inode) error {
-	size := int64(p.tree.ChunkSize)
-	for k, d := range n.Chunks {
-		length := uint32(chunk.Len(int64(k), n.Size, size))
-		i, known := p.known[d]
+	for k := range n.Chunks {
+		d, length := &n.Chunks[k], uint32(chunk.Len(int64(k), n.Size, int64(p.tree.ChunkSize)))
+		i, known := p.known.Find(d)
 		if !known {
-			i = uint32(len(p.blob.Chunks))
-			p.known[d] = i
-			p.blob.add(d, length)
-			p.fileOffs = append(p.fileOffs, int64(k)*size)
+			p.chunks = append(p.chunks, firstUse{d, length, uint32(k)})
+			i = p.known.Add(d)
 		}
-		if have := p.blob.Chunks[i].Len; have != length {
+		if have := p.chunks[i].len; have != length {
 			return fmt.Errorf("chunk %d is %s with %d bytes, elsewhere in the tree it has %d", k, d, length, have)
 		}
 		p.numbers = append(p.numbers, i)
 	}
 	return nil
+}
+
+// placeChunks gives every chunk its place.
+func (p *planner) placeChunks() {
+	p.blob.Chunks, p.fileOffs = make([]Chunk, 0, len(p.chunks)), make([]int64, len(p.chunks))
+	for i, c := range p.chunks {
+		p.blob.add(*c.digest, c.len)
+		p.fileOffs[i] = int64(c.k) * int64(p.tree.ChunkSize)
+	}
 }

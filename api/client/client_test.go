@@ -46,11 +46,11 @@ func TestAnImageIsReadWhole(t *testing.T) {
 	srv, _ := w.Serve(t, nil)
 	c := connect(t, client.Config{URL: srv.URL})
 
-	name, env, err := c.Image(t.Context(), img.Ref, img.Platform)
+	doc, err := c.Image(t.Context(), img.Ref, img.Platform)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := image.Verify(env, name, image.Want{
+	v, err := image.Verify(doc.Image, doc.Name, image.Want{
 		Ref: img.Ref, Platform: img.Platform, Trust: signer.NewTrust(w.Key.Public()),
 	})
 	if err != nil {
@@ -122,7 +122,7 @@ func TestErrorsKeepTheirMeaning(t *testing.T) {
 	srv, _ := w.Serve(t, nil)
 	c := connect(t, client.Config{URL: srv.URL})
 
-	_, _, err := c.Image(t.Context(), image.Ref{Repo: "a/b", Tag: "v9"}, img.Platform)
+	_, err := c.Image(t.Context(), image.Ref{Repo: "a/b", Tag: "v9"}, img.Platform)
 	var e *api.Error
 	if !errors.As(err, &e) || !errors.Is(err, api.ErrTagUnknown) || !slices.Equal(e.Details["tags"], []string{"v1"}) {
 		t.Errorf("unknown tag: got error %#v", err)
@@ -134,7 +134,7 @@ func TestErrorsKeepTheirMeaning(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := c.Stats().Requests
-	_, _, err = c.Image(t.Context(), img.Ref, img.Platform)
+	_, err = c.Image(t.Context(), img.Ref, img.Platform)
 	if !errors.Is(err, api.ErrUnsigned) || !errors.As(err, &e) || !e.Retryable || e.RetryAfter == 0 {
 		t.Errorf("unsigned image: got error %#v", err)
 	}

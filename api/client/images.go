@@ -19,18 +19,13 @@ import (
 // maxPages bounds the list of names: half a million at api.MaxNames a page.
 const maxPages = 500
 
-// Image returns the signed envelopes of a reference: of its name statement, nil
-// when ref is a digest, and of its image statement. Nobody has verified them
-// yet: open them with signer.Open. Errors are *api.Error: of status 202 while
-// the image is not ready, which is for the caller to wait for.
-func (c *Client) Image(ctx context.Context, ref image.Ref, p image.Platform) (name, img []byte, err error) {
-	doc, err := c.ImageStatus(ctx, ref, p)
-	return doc.Name, doc.Image, err
-}
-
-// ImageStatus is Image with what else the server says. A failure that it reports
-// is the server's word: nobody signs it.
-func (c *Client) ImageStatus(ctx context.Context, ref image.Ref, p image.Platform) (api.Image, error) {
+// Image returns the signed envelopes of a reference, of its name statement, nil
+// when ref is a digest, and of its image statement, with what else the server
+// says. Nobody has verified the envelopes yet: open them with signer.Open. A
+// failure that the server reports is its word, which nobody signs. Errors are
+// *api.Error: of status 202 while the image is not ready, which is for the
+// caller to wait for.
+func (c *Client) Image(ctx context.Context, ref image.Ref, p image.Platform) (api.Image, error) {
 	var doc api.Image
 	path := imagePath(ref) + "?platform=" + url.QueryEscape(p.String())
 	if err := c.getJSON(ctx, request{method: http.MethodGet, path: path}, &doc); err != nil {

@@ -6,10 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"quarry/api"
 )
@@ -19,7 +22,8 @@ import (
 // that broke off should be repeated is for the caller.
 func (c *Client) Convert(ctx context.Context, req api.ConvertRequest, progress func(api.Progress)) (api.ConvertResult, error) {
 	var res api.ConvertResult
-	body, err := json.Marshal(req)
+	texts := append(slices.Collect(maps.Keys(req.Limits)), req.Source, req.Name, req.Platform)
+	body, err := encode(req, texts...)
 	if err != nil {
 		return res, fmt.Errorf("encode convert request: %w", err)
 	}
@@ -30,6 +34,17 @@ func (c *Client) Convert(ctx context.Context, req api.ConvertRequest, progress f
 		}
 	})
 	return res, err
+}
+
+// encode makes the JSON of a request. Its texts must be UTF-8, which JSON is: others
+// would arrive as the names of something else.
+func encode(v any, texts ...string) ([]byte, error) {
+	for _, s := range texts {
+		if !utf8.ValidString(s) {
+			return nil, fmt.Errorf("%w: %q is not UTF-8, and JSON has no other names", api.ErrBadRequest, s)
+		}
+	}
+	return json.Marshal(v)
 }
 
 // Check has the server check its store, and calls report for each problem.
@@ -83,7 +98,7 @@ func (c *Client) stream(ctx context.Context, rq request, result any, each func(a
 // RenewLease creates a lease or extends it to ttl from now.
 func (c *Client) RenewLease(ctx context.Context, id, image string, ttl time.Duration) (api.Lease, error) {
 	var lease api.Lease
-	body, err := json.Marshal(api.LeaseRequest{TTLSeconds: int64(ttl / time.Second), Image: image})
+	body, err := encode(api.LeaseRequest{TTLSeconds: int64(ttl / time.Second), Image: image}, image)
 	if err != nil {
 		return lease, fmt.Errorf("encode lease: %w", err)
 	}

@@ -299,8 +299,8 @@ func TestLiesAboutImages(t *testing.T) {
 		`{"status":"pending","name":{},"image":{}}`, `{"status":"ready","name":{},"image":{}`, strings.Repeat(" ", api.MaxJSON+1),
 	} {
 		c := lie(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, body) })
-		if name, img, err := c.Image(t.Context(), ref, image.HostPlatform()); err == nil {
-			t.Errorf("%.40q was taken for an image: %s, %s", body, name, img)
+		if doc, err := c.Image(t.Context(), ref, image.HostPlatform()); err == nil {
+			t.Errorf("%.40q was taken for an image: %+v", body, doc)
 		}
 	}
 	endless := lie(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"names":[],"next":"a:b"}`) })

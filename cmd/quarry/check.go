@@ -18,7 +18,7 @@ func newCheck() *cobra.Command {
 		Short: "read and verify everything in a data folder",
 		Long: `check reads every pack, layer record, bootstrap, config, statement and name of a data
 folder and verifies it. It names what is damaged and which images that touches, and exits 3.
-A damaged chunk is condemned: converting an image that has it stores it anew. --quick reads
+What is whole and waits for something, such as a signature, is a note and no damage. A damaged chunk is condemned: converting an image that has it stores it anew. --quick reads
 no chunk content.`,
 		Args: exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -33,9 +33,13 @@ no chunk content.`,
 					json.NewEncoder(out).Encode(p)
 					return
 				}
-				fmt.Fprintf(out, "%s: %s: %s\n", p.Kind, p.Object, p.Message)
+				kind := p.Kind
+				if p.Note {
+					kind = "note: " + kind
+				}
+				fmt.Fprintf(out, "%s: %s: %s\n", oneLine(kind), oneLine(p.Object), oneLine(p.Message))
 				if len(p.Images) > 0 {
-					fmt.Fprintf(out, "\ttouches %s\n", strings.Join(p.Images, ", "))
+					fmt.Fprintf(out, "\ttouches %s\n", oneLine(strings.Join(p.Images, ", ")))
 				}
 			})
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -72,9 +73,15 @@ func runConvert(ctx context.Context, o convertOptions, stdout, stderr io.Writer)
 	if _, err = platformFlag(o.platform); err != nil {
 		return err
 	}
+	if err := oci.CheckSource(o.source); err != nil {
+		return fmt.Errorf("%w: %w", errUsage, err)
+	}
 	source, err := absoluteSource(o.source)
 	if err != nil {
 		return err
+	}
+	if !utf8.ValidString(source) {
+		return usageError(fmt.Sprintf("source %q: its name is not UTF-8, which is all that can be sent to the server and be recorded: rename it, or make a link to it that has another name", source))
 	}
 	creds, err := userCredentials(ctx, source)
 	if err != nil {
@@ -89,7 +96,7 @@ func runConvert(ctx context.Context, o convertOptions, stdout, stderr io.Writer)
 	res, err := cl.Convert(ctx, api.ConvertRequest{Source: source, Name: name.String(), Platform: o.platform, Credentials: creds, Limits: o.limits}, bar.step)
 	bar.end()
 	if err != nil {
-		return err
+		return limitHint(err)
 	}
 	if o.json {
 		if err := json.NewEncoder(stdout).Encode(map[string]any{"version": 1, "result": res}); err != nil {
@@ -168,7 +175,7 @@ func newProgress(w io.Writer) *progress {
 }
 
 func (p *progress) step(s api.Progress) {
-	line := strings.TrimSpace(s.Step + " " + s.Item)
+	line := oneLine(strings.TrimSpace(s.Step + " " + s.Item))
 	if !p.terminal {
 		if line != p.last {
 			fmt.Fprintln(p.w, line)

@@ -48,7 +48,7 @@ func (o *owner) convert(ctx context.Context, r api.ConvertRequest, step func(api
 	res, err := converter.Convert(ctx, converter.Config{
 		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, ChunkSize: uint32(o.meta.ChunkSize),
 		MACKey: o.macKey, SigningKey: o.signing, Log: log,
-		LayerLimits: bounds.Layer, TreeLimits: bounds.Tree,
+		Limits:   bounds,
 		Progress: func(e converter.Event) { step(progressOf(e)) },
 		TmpDir:   o.dir.tmp(),
 	}, converter.Request{Source: r.Source, Name: name, Platform: platform, Credentials: credentialsOf(r.Credentials)})
@@ -85,6 +85,9 @@ func credentialsOf(c *api.Credentials) oci.Credentials {
 }
 
 func progressOf(e converter.Event) api.Progress {
+	if e.Spooled > 0 {
+		return api.Progress{Step: "archive", Item: fmt.Sprintf("%d MiB decompressed", e.Spooled>>20), Done: e.Read, Total: e.Size, Unit: "bytes"}
+	}
 	item := fmt.Sprintf("%d of %d %s", e.Layer, e.Layers, e.Digest)
 	if e.Cached {
 		item += " (known)"
@@ -96,7 +99,7 @@ func (o *owner) check(ctx context.Context, r api.CheckRequest, report func(api.P
 	sum, err := check.Run(ctx, check.Config{
 		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, Trust: o.trust, MACKey: o.macKey, Quick: r.Quick, Signed: o.signing != nil,
 	}, func(p check.Problem) {
-		q := api.Problem{Kind: p.Kind, Object: p.Object, Offset: p.Offset, Message: p.Message, Images: p.Images}
+		q := api.Problem{Kind: p.Kind, Object: p.Object, Offset: p.Offset, Message: p.Message, Images: p.Images, Note: p.Note}
 		if !p.Digest.IsZero() {
 			q.Digest = p.Digest.String()
 		}

@@ -28,7 +28,7 @@ func newImages() *cobra.Command {
 		}
 		w := tabwriter.NewWriter(c.OutOrStdout(), 0, 8, 2, ' ', 0)
 		for _, n := range names {
-			fmt.Fprintf(w, "%s:%s\t%s\n", n.Repo, n.Tag, n.Source)
+			fmt.Fprintf(w, "%s\t%s\n", oneLine(n.Repo+":"+n.Tag), n.Source)
 		}
 		return w.Flush()
 	}
@@ -87,9 +87,11 @@ still has; that part is the store's word alone.`,
 			if failure != nil {
 				doc["failure"] = failure
 			}
-			e := json.NewEncoder(c.OutOrStdout())
-			e.SetIndent("", "  ")
-			return e.Encode(doc)
+			text, err := json.MarshalIndent(doc, "", "  ")
+			if err == nil {
+				_, err = c.OutOrStdout().Write(append(printableJSON(text), '\n'))
+			}
+			return err
 		},
 	}
 	c.Flags().StringVar(&platform, "platform", "", "OS/ARCH[/VARIANT]; default is this machine's")

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
+	"quarry/api"
 	"quarry/converter"
 )
 
@@ -25,6 +28,19 @@ func (l *limits) set(s string) error {
 	}
 	(*l)[name] = value
 	return nil
+}
+
+// limitNamed is how an error names the limit that was reached. Text is all that
+// comes from a server.
+var limitNamed = regexp.MustCompile(`\(limit ([A-Za-z]+)\)`)
+
+// limitHint adds to a failed conversion how the limit that it names is changed.
+func limitHint(err error) error {
+	m := limitNamed.FindAllStringSubmatch(err.Error(), -1)
+	if m == nil || !errors.Is(err, api.ErrImageFailed) {
+		return err
+	}
+	return fmt.Errorf("%w: --limit %s=VALUE changes it", err, m[len(m)-1][1])
 }
 
 // limitHelp is the part of a command's help that speaks of limits.

@@ -17,6 +17,7 @@ import (
 	"quarry/signer"
 	"quarry/store"
 	"quarry/store/catalog"
+	"quarry/store/image"
 	"quarry/worker"
 )
 
@@ -40,7 +41,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	err := root.ExecuteContext(ctx)
 	code := exitCode(err)
 	if err != nil && !errors.As(err, new(exitStatus)) {
-		fmt.Fprintf(stderr, "quarry: %v\n", err)
+		fmt.Fprintf(stderr, "quarry: %s\n", printable(err.Error()))
 	}
 	return code
 }
@@ -102,7 +103,7 @@ func exitCode(err error) int {
 // isDamage reports whether an error says that something stored, or sent by a
 // store, is not what was signed, or is gone.
 func isDamage(err error) bool {
-	for _, damage := range []error{errDamage, api.ErrObjectCorrupt, api.ErrChunkCorrupt, catalog.ErrDamaged, signer.ErrAltered} {
+	for _, damage := range []error{errDamage, api.ErrObjectCorrupt, api.ErrChunkCorrupt, catalog.ErrDamaged, signer.ErrAltered, image.ErrWrongSource, image.ErrWrongPlatform} {
 		if errors.Is(err, damage) {
 			return true
 		}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"quarry/chunkindex"
 	"quarry/internal/durable"
@@ -74,6 +75,9 @@ func openDataDir(path string) (dataDir, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
+	}
+	if !utf8.ValidString(abs) {
+		return "", fmt.Errorf("%w: data folder %q: its path is not UTF-8, which is all that mounts can record: rename it, or make a link to it that has another name", errUsage, abs)
 	}
 	if len(abs) > maxData {
 		return "", fmt.Errorf("data folder %s: the path has %d bytes, at most %d fit a socket address", abs, len(abs), maxData)
@@ -138,6 +142,10 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 	o.meta, err = packed.OpenMeta(ctx, o.bucket)
 	if errors.Is(err, bucket.ErrNotFound) {
 		o.meta, err = packed.CreateMeta(ctx, o.bucket, chunk.DefaultSize, time.Now())
+	}
+	if errors.Is(err, packed.ErrMeta) {
+		path := filepath.Join(cfg.dir.bucket(), packed.MetaKey)
+		err = fmt.Errorf("%w: %s: %w: remove the file, the next command makes it anew and all images stay", errDamage, path, err)
 	}
 	if err != nil {
 		return nil, err
@@ -219,8 +227,12 @@ func (o *owner) openKeys(cfg ownerConfig) (err error) {
 		return err
 	}
 	o.trust, err = signer.LoadTrust(cfg.dir.keys())
-	if errors.Is(err, signer.ErrNoKeys) {
+	switch {
+	case errors.Is(err, signer.ErrNoKeys):
 		err = nil // not trusted is what a signing key then is
+	case errors.Is(err, signer.ErrMalformed):
+		err = fmt.Errorf("%w: %w: put the right file back, or remove it: %s is made again from %s",
+			errDamage, err, cfg.dir.signingPub(), cfg.dir.signingKey())
 	}
 	if err != nil || o.signing == nil {
 		return err
@@ -251,6 +263,10 @@ func loadSigningKey(d dataDir) (*signer.Key, error) {
 			err = key.Public().Save(d.signingPub())
 		}
 	}
+	if errors.Is(err, signer.ErrMalformed) {
+		return nil, fmt.Errorf("%w: %w: put the right file back, or, to go on with a new key, move %s to old.pub in its folder, so that what it proves stays trusted, and remove %s",
+			errDamage, err, d.signingPub(), d.signingKey())
+	}
 	if err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return key, err
 	}
@@ -280,7 +296,7 @@ func loadConverterKey(path string) ([]byte, error) {
 	}
 	key, err := hex.DecodeString(strings.TrimSpace(string(raw)))
 	if err != nil || len(key) != converterKeySize {
-		return nil, fmt.Errorf("converter key %s is damaged: want %d hex digits; remove it and layers are read anew", path, 2*converterKeySize)
+		return nil, fmt.Errorf("%w: converter key %s: want %d hex digits; remove it and layers are read anew", errDamage, path, 2*converterKeySize)
 	}
 	return key, nil
 }

@@ -65,6 +65,30 @@ func TestAnOwnerSignsWithAKeyThatItsFolderTrusts(t *testing.T) {
 	}
 }
 
+// A damaged key file is damage, and the error names the file and what to do.
+func TestADamagedFileOfTheFolderIsNamed(t *testing.T) {
+	for name, file := range map[string]func(dataDir) string{
+		"store.json":    func(d dataDir) string { return filepath.Join(d.bucket(), "store.json") },
+		"signing.key":   dataDir.signingKey,
+		"signing.pub":   dataDir.signingPub,
+		"converter.key": dataDir.converterKey,
+	} {
+		cfg := ownerConfig{dir: dataDir(t.TempDir()), log: warnings(os.Stderr)}
+		if err := openAndClose(t, cfg); err != nil {
+			t.Fatal(err)
+		}
+		for _, size := range []int64{10, 0} {
+			if err := os.Truncate(file(cfg.dir), size); err != nil {
+				t.Fatal(err)
+			}
+			err := openAndClose(t, cfg)
+			if exitCode(err) != exitDamage || !strings.Contains(err.Error(), file(cfg.dir)) || !strings.Contains(err.Error(), "remove") {
+				t.Errorf("%s of %d bytes: got %v, want damage that names the file and what to do", name, size, err)
+			}
+		}
+	}
+}
+
 func move(t *testing.T, from, to string) {
 	t.Helper()
 	if err := os.Rename(from, to); err != nil {

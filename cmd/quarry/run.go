@@ -9,9 +9,11 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -161,6 +163,11 @@ func prepareCommand(o *runOptions, stdin io.Reader, stdout, stderr io.Writer) er
 	}
 	if o.entry != "" {
 		c.Entrypoint = []string{o.entry}
+	}
+	for _, s := range slices.Concat(c.Args, c.Entrypoint, c.Env, []string{c.WorkDir, c.User}) {
+		if !utf8.ValidString(s) {
+			return fmt.Errorf("%w: %q is not UTF-8, and runsc is told of the command in JSON, which would change it: let a script in the image say it", errUsage, s)
+		}
 	}
 	c.Stdin, c.Stdout, c.Stderr, c.Terminal = stdin, stdout, stderr, o.terminal
 	if o.terminal {

@@ -55,6 +55,9 @@ func treeOf(ctx context.Context, t target, what, platform string, size int64) (*
 		return tree.FromDir(ctx, what, uint32(size))
 	}
 	if oci.IsSource(what) {
+		if err := oci.CheckSource(what); err != nil {
+			return nil, fmt.Errorf("%w: %w", errUsage, err)
+		}
 		p, err := platformFlag(platform)
 		if err != nil {
 			return nil, err

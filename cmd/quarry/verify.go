@@ -65,7 +65,7 @@ func verifiedStatus(ctx context.Context, t target, name, platform string) (*imag
 	if err != nil {
 		return nil, nil, err
 	}
-	status, err := c.ImageStatus(ctx, ref, p)
+	status, err := c.Image(ctx, ref, p)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -137,28 +137,36 @@ func runVerify(ctx context.Context, t target, name, platform string, deep bool, 
 		return err
 	}
 	defer c.Close()
-	im, err := decodeVerified(boot, v)
-	if err != nil {
-		return err
-	}
 	if _, err := c.Config(ctx, v.Statement.Config); err != nil {
 		return lost(err)
 	}
-	fmt.Fprintf(stdout, "image id    %s\nsource      %s\nplatform    %s\nconverter   %s\ntree        %s\nsigned by   %s\n",
-		v.ID, v.Statement.Source, v.Statement.Platform, v.Statement.Converter, v.Statement.Tree, v.KeyID)
+	show := func() error {
+		_, err := fmt.Fprintf(stdout, "image id    %s\nsource      %s\nplatform    %s\nconverter   %s\ntree        %s\nsigned by   %s\n",
+			v.ID, v.Statement.Source, oneLine(v.Statement.Platform.String()), oneLine(v.Statement.Converter), v.Statement.Tree, v.KeyID)
+		return err
+	}
 	if !deep {
-		return nil
+		if _, err := decodeVerified(boot, v); err != nil {
+			return err
+		}
+		return show()
 	}
 	bad := map[chunk.Digest]error{}
 	res, err := proof.Run(ctx, proof.Config{
 		Bootstrap: boot, Tree: v.Statement.Tree, Chunks: c,
 		Bad: func(e *proof.ContentError) { bad[e.Chunk] = e.Err },
 	})
-	if errors.Is(err, proof.ErrBad) {
-		return damagedFiles(stderr, im, bad)
+	if errors.Is(err, proof.ErrTree) || errors.As(err, new(*rafs.FormatError)) {
+		return fmt.Errorf("%w: bootstrap %s: %w", errDamage, v.Statement.Bootstrap, err)
+	}
+	if err != nil && !errors.Is(err, proof.ErrBad) {
+		return lost(err)
+	}
+	if err := show(); err != nil {
+		return err
 	}
 	if err != nil {
-		return lost(err)
+		return damagedFiles(stderr, boot, bad)
 	}
 	_, err = fmt.Fprintf(stdout, "content     %d chunks read and verified, %d bytes\n", res.Chunks, res.Bytes)
 	return err
@@ -166,7 +174,11 @@ func runVerify(ctx context.Context, t target, name, platform string, deep bool, 
 
 // damagedFiles prints every file that has a bad chunk, and returns what it comes
 // to: damage, unless nothing more is known than that the store cannot be asked.
-func damagedFiles(stderr io.Writer, im *rafs.Image, bad map[chunk.Digest]error) error {
+func damagedFiles(stderr io.Writer, boot []byte, bad map[chunk.Digest]error) error {
+	im, err := rafs.Decode(boot)
+	if err != nil {
+		return err
+	}
 	files, damaged := 0, false
 	var last error
 	im.Walk(func(path string, n *rafs.Inode) error { // which returns only nil
@@ -177,12 +189,12 @@ func damagedFiles(stderr io.Writer, im *rafs.Image, bad map[chunk.Digest]error) 
 			}
 			err = lost(err)
 			files, last, damaged = files+1, err, damaged || isDamage(err)
-			fmt.Fprintf(stderr, "%s: at byte %d: %v\n", path, int64(k)*int64(im.ChunkSize), err)
+			fmt.Fprintf(stderr, "%s: at byte %d: %s\n", oneLine(path), int64(k)*int64(im.ChunkSize), oneLine(err.Error()))
 			break
 		}
 		return nil
 	})
-	err := fmt.Errorf("%d files have content that is missing or not right", files)
+	err = fmt.Errorf("%d files have content that is missing or not right", files)
 	if damaged {
 		return fmt.Errorf("%w: %w: convert the image again", errDamage, err)
 	}

@@ -3,13 +3,17 @@ package layer
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"strconv"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"quarry/internal/inflate"
 )
 
 // maxZstdWindow is the largest zstd window taken: what zstd --ultra --long=27
@@ -97,33 +101,58 @@ func isTarHeader(b []byte) bool {
 }
 
 // gunzip reads gzip members to the end of the blob. As gzip -d does, it takes
-// zeros after the last member for padding, and nothing else.
+// zeros after the last member for padding, and nothing else. The headers are read
+// by the general package, the content by a faster one.
 type gunzip struct {
-	r *bufio.Reader
-	z *gzip.Reader
+	r    *bufio.Reader
+	head *gzip.Reader
+	body *inflate.Reader
+	sum  uint32 // of the member so far
+	n    uint32 // its length, modulo 2³²
+	err  error  // the one that ended it, io.EOF too: readers ask again
 }
 
 func newGunzip(r *bufio.Reader) (*gunzip, error) {
-	z, err := gzip.NewReader(r)
+	head, err := gzip.NewReader(r)
 	if err != nil {
 		return nil, fmt.Errorf("gzip header: %w", noEOF(err))
 	}
-	z.Multistream(false)
-	return &gunzip{r, z}, nil
+	return &gunzip{r: r, head: head, body: inflate.NewReader(r)}, nil
 }
 
 func (g *gunzip) Read(p []byte) (int, error) {
+	if g.err != nil {
+		return 0, g.err
+	}
 	for {
-		n, err := g.z.Read(p)
+		n, err := g.body.Read(p)
+		g.sum = crc32.Update(g.sum, crc32.IEEETable, p[:n])
+		g.n += uint32(n)
 		if errors.Is(err, io.EOF) {
-			err = g.nextMember()
+			if err = g.endMember(); err == nil {
+				err = g.nextMember()
+			}
 		} else if err != nil {
 			err = fmt.Errorf("gzip: %w", err)
 		}
-		if n > 0 || err != nil {
+		g.err = err
+		if n > 0 || err != nil || len(p) == 0 {
 			return n, err
 		}
 	}
+}
+
+// endMember compares the checksum and the length that follow a member.
+func (g *gunzip) endMember() error {
+	var end [8]byte
+	if _, err := io.ReadFull(g.r, end[:]); err != nil {
+		return fmt.Errorf("gzip: %w", noEOF(err))
+	}
+	if binary.LittleEndian.Uint32(end[:4]) != g.sum || binary.LittleEndian.Uint32(end[4:]) != g.n {
+		return fmt.Errorf("gzip: %w", gzip.ErrChecksum)
+	}
+	g.sum, g.n = 0, 0
+	return nil
 }
 
 // nextMember goes on with the member that follows, or returns io.EOF.
@@ -133,10 +162,10 @@ func (g *gunzip) nextMember() error {
 		return err
 	}
 	if next[0] != 0 {
-		if err := g.z.Reset(g.r); err != nil {
+		if err := g.head.Reset(g.r); err != nil {
 			return fmt.Errorf("after a gzip member comes neither another nor the end: %w", noEOF(err))
 		}
-		g.z.Multistream(false)
+		g.body.Reset(g.r)
 		return nil
 	}
 	if err := drainZeros(g.r); err != nil {
@@ -145,7 +174,7 @@ func (g *gunzip) nextMember() error {
 	return io.EOF
 }
 
-func (g *gunzip) Close() error { return g.z.Close() }
+func (g *gunzip) Close() error { return g.head.Close() }
 
 // unzstd says which format an error is about.
 type unzstd struct{ io.ReadCloser }

@@ -9,7 +9,6 @@ import (
 	"math"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"quarry/rafs"
@@ -19,8 +18,6 @@ import (
 const (
 	permBits = 0o7777             // the type bits that some writers add are ignored
 	maxID    = math.MaxUint32 - 1 // the number above is chown's "leave it", which no file can have
-	maxMajor = 1<<12 - 1
-	maxMinor = 1<<20 - 1 // Linux's device numbers
 )
 
 // entryTypes maps tar's type flags to ours. Everything else is refused: GNU's
@@ -91,25 +88,12 @@ func checkNumbers(h *tar.Header) error {
 		return fmt.Errorf("gid %d is out of range", h.Gid)
 	}
 	if h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock {
-		if h.Devmajor < 0 || h.Devmajor > maxMajor || h.Devminor < 0 || h.Devminor > maxMinor {
-			return fmt.Errorf("device number %d:%d is out of range (at most %d:%d)", h.Devmajor, h.Devminor, maxMajor, maxMinor)
+		if h.Devmajor < 0 || h.Devmajor > image.MaxMajor || h.Devminor < 0 || h.Devminor > image.MaxMinor {
+			return fmt.Errorf("device number %d:%d is out of range (at most %d:%d)", h.Devmajor, h.Devminor, image.MaxMajor, image.MaxMinor)
 		}
 	}
-	return checkSparse(h.PAXRecords)
-}
-
-// checkSparse refuses PAX sparse files of a version that archive/tar does not
-// know: it would hand out the sparse map as the file's content.
-func checkSparse(records map[string]string) error {
-	major, minor := records["GNU.sparse.major"], records["GNU.sparse.minor"]
-	if major == "" && minor == "" {
-		return nil
-	}
-	switch major + "." + minor {
-	case "0.0", "0.1", "1.0":
-		return nil
-	}
-	return fmt.Errorf("sparse format %s.%s is not supported", major, minor)
+	_, err := sparsePAX(h.PAXRecords)
+	return err
 }
 
 // cleanName drops what does not change the meaning: leading slashes, empty and
@@ -119,19 +103,6 @@ func cleanName(name string) string {
 	parts := strings.Split(name, "/")
 	parts = slices.DeleteFunc(parts, func(p string) bool { return p == "" || p == "." })
 	return strings.Join(parts, "/")
-}
-
-// longestQuote is how much of a name a message shows. Every path that a program
-// can open is shown whole.
-const longestQuote = 4096
-
-// quoted returns a name for a message, its middle left out when a hostile
-// layer made it a megabyte long.
-func quoted(name string) string {
-	if len(name) <= longestQuote {
-		return strconv.Quote(name)
-	}
-	return fmt.Sprintf("%q…%q (%d bytes)", name[:longestQuote/2], name[len(name)-longestQuote/2:], len(name))
 }
 
 const (
@@ -167,7 +138,7 @@ func xattrs(records map[string]string) ([]rafs.Xattr, error) {
 			return nil, errors.New("xattr has no name")
 		}
 		if i > 0 && x.Name == list[i-1].Name {
-			return nil, fmt.Errorf("xattr %s is given twice", quoted(x.Name))
+			return nil, fmt.Errorf("xattr %s is given twice", image.Quote(x.Name))
 		}
 	}
 	return list, nil
@@ -178,11 +149,11 @@ func xattrs(records map[string]string) ([]rafs.Xattr, error) {
 func libarchive(name, value string) (rafs.Xattr, error) {
 	plain, err := url.PathUnescape(name)
 	if err != nil {
-		return rafs.Xattr{}, fmt.Errorf("xattr %s: %w", quoted(name), err)
+		return rafs.Xattr{}, fmt.Errorf("xattr %s: %w", image.Quote(name), err)
 	}
 	v, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(value, "="))
 	if err != nil {
-		return rafs.Xattr{}, fmt.Errorf("xattr %s: %w", quoted(plain), err)
+		return rafs.Xattr{}, fmt.Errorf("xattr %s: %w", image.Quote(plain), err)
 	}
 	return rafs.Xattr{Name: plain, Value: v}, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"quarry/internal/rescue"
 	"quarry/store"
 	"quarry/store/chunk"
 	"quarry/store/image"
@@ -26,6 +27,9 @@ type Descriptor struct {
 type Config struct {
 	ChunkSize uint32 // S of the store
 	Limits    Limits
+	// Charge is told, before every entry is kept, how many bytes of memory it
+	// takes; its error ends the reading. nil = nobody counts.
+	Charge func(bytes int64) error
 	// Progress is told how many compressed bytes have been read so far; it is
 	// called from one goroutine at a time. nil = nobody asks.
 	Progress func(compressed int64)
@@ -37,7 +41,7 @@ type Limits struct {
 	// chunks that are made of it, which scattered bytes of sparse files can make
 	// larger than the layer. Default 256 GiB, four of the largest layers known.
 	MaxBytes int64
-	// MaxChunks bounds the chunks of all files, those in holes included: they
+	// MaxChunks bounds the chunks of all files, those in holes included: those
 	// cost nothing but the digest in the layer record, 32 bytes. Default 4 Mi:
 	// 128 MiB, half a layer record; at S = 256 KiB files of 1 TiB.
 	MaxChunks int64
@@ -90,8 +94,9 @@ func (l Limits) withDefaults() Limits {
 }
 
 // Read reads the layer d from r, puts the chunks of its files into p and
-// returns its record. Memory does not grow with the layer or its files, only
-// with the number of entries. Decompression runs beside splitting and hashing.
+// returns its record. Memory grows with what the record holds, which are the
+// entries and 32 bytes for each chunk of them, and by the headers of one entry;
+// not with the bytes of the layer. Decompression runs beside splitting and hashing.
 // On an error the chunks already put are harmless: they are named by content.
 // An error is the layer's or r's fault unless it is a *StoreError or ctx's.
 func Read(ctx context.Context, r io.Reader, d Descriptor, p store.Putter, cfg Config) (*image.LayerRecord, error) {
@@ -100,7 +105,7 @@ func Read(ctx context.Context, r io.Reader, d Descriptor, p store.Putter, cfg Co
 	}
 	limits := cfg.Limits.withDefaults()
 	src := newSource(r, d, cfg.Progress)
-	rec, err := read(ctx, src, p, cfg.ChunkSize, limits)
+	rec, err := read(ctx, src, p, cfg, limits)
 	if !errors.As(err, new(*StoreError)) && ctx.Err() == nil {
 		// Damaged bytes show first as a bad gzip or tar. When the layer is not the
 		// one it should be, that is the better message.
@@ -118,26 +123,29 @@ func Read(ctx context.Context, r io.Reader, d Descriptor, p store.Putter, cfg Co
 	return rec, nil
 }
 
-func read(ctx context.Context, src *source, p store.Putter, chunkSize uint32, limits Limits) (*image.LayerRecord, error) {
+func read(ctx context.Context, src *source, p store.Putter, cfg Config, limits Limits) (*image.LayerRecord, error) {
 	plain, err := newPlain(src, limits)
 	if err != nil {
 		return nil, err
 	}
 	defer plain.Close()
-	u := &unpacker{putter: p, chunkSize: int64(chunkSize), limits: limits, buf: make([]byte, chunkSize)}
+	u := &unpacker{putter: p, chunkSize: int64(cfg.ChunkSize), limits: limits, charge: cfg.Charge, buf: make([]byte, cfg.ChunkSize)}
+	if u.charge == nil {
+		u.charge = func(int64) error { return nil }
+	}
 
 	g, gctx := errgroup.WithContext(ctx)
 	ahead := newReadAhead(gctx.Done())
-	g.Go(func() error {
+	g.Go(rescue.Func(func() error {
 		ahead.fill(plain)
 		return nil // the reading side gets the error where it belongs in the stream
-	})
-	g.Go(func() error { return u.run(gctx, ahead) })
+	}))
+	g.Go(rescue.Func(func() error { return u.run(gctx, ahead) }))
 	if err = g.Wait(); err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		return nil, err
 	}
-	return &image.LayerRecord{ChunkSize: chunkSize, DiffID: plain.digest(), PlainSize: plain.n, Entries: u.entries}, nil
+	return &image.LayerRecord{ChunkSize: cfg.ChunkSize, DiffID: plain.digest(), PlainSize: plain.n, Entries: u.entries}, nil
 }

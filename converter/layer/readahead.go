@@ -37,7 +37,12 @@ func newReadAhead(done <-chan struct{}) *readAhead {
 
 // fill reads r to its end or first error.
 func (a *readAhead) fill(r io.Reader) {
-	defer close(a.full)
+	defer func() {
+		if a.err == nil {
+			a.err = errStopped // r has panicked
+		}
+		close(a.full)
+	}()
 	for a.err == nil {
 		select {
 		case buf := <-a.free:

@@ -17,16 +17,34 @@ const (
 	sparseList  = "GNU.sparse.map"
 )
 
-// isSparsePAX reports whether archive/tar takes the entry for a sparse file.
-func isSparsePAX(records map[string]string) bool {
+// Fields of a file's header, by their offsets.
+const (
+	tarSize         = 124
+	tarSizeLen      = 12
+	tarTypeflag     = 156
+	tarSparse       = 386 // four entries of sparseEntry bytes
+	tarSparseIsMore = 482 // whether an extension block follows
+)
+
+// An entry of an old sparse map is two numbers.
+const (
+	sparseNumber = 12
+	sparseEntry  = 2 * sparseNumber
+	sparseInMore = 21 // entries of an extension block
+)
+
+// sparsePAX reports whether archive/tar takes the entry for a sparse file. A
+// version that it does not know is refused: it would hand out the sparse map as
+// the file's content.
+func sparsePAX(records map[string]string) (bool, error) {
 	major, minor := records[sparseMajor], records[sparseMinor]
 	switch major + "." + minor {
 	case "0.0", "0.1", "1.0":
-		return true
+		return true, nil
 	case ".":
-		return records[sparseList] != ""
+		return records[sparseList] != "", nil
 	}
-	return false
+	return false, fmt.Errorf("sparse format %s.%s is not supported", major, minor)
 }
 
 // sparseMap returns the extents of a sparse file, whose header archive/tar has
@@ -38,7 +56,7 @@ func sparseMap(h *tar.Header, blocks []byte) ([]extent, error) {
 	if err != nil {
 		return nil, err
 	}
-	stored, err := tarNumber(header[124:136])
+	stored, err := tarNumber(header[tarSize : tarSize+tarSizeLen])
 	if err != nil {
 		return nil, err
 	}
@@ -87,9 +105,9 @@ func checkExtents(data []extent, size, stored int64) ([]extent, error) {
 func fileHeader(blocks []byte) (header, rest []byte, err error) {
 	for len(blocks) >= tarBlock {
 		header, rest = blocks[:tarBlock], blocks[tarBlock:]
-		switch header[156] {
+		switch header[tarTypeflag] {
 		case tar.TypeXHeader, tar.TypeGNULongName, tar.TypeGNULongLink:
-			n, err := tarNumber(header[124:136])
+			n, err := tarNumber(header[tarSize : tarSize+tarSizeLen])
 			if err != nil || n < 0 || n > int64(len(rest)) {
 				return nil, nil, tar.ErrHeader
 			}
@@ -130,28 +148,28 @@ func tarNumber(b []byte) (int64, error) {
 // oldSparseMap reads the map of typeflag S: four entries in the header, 21 in
 // each extension block.
 func oldSparseMap(header, rest []byte) ([]extent, error) {
-	const entry = 24 // two numbers of 12 bytes
 	var data []extent
-	entries, extended := header[386:482], header[482]
+	entries, more := header[tarSparse:tarSparseIsMore], header[tarSparseIsMore]
 	for {
-		for ; len(entries) >= entry && entries[0] != 0; entries = entries[entry:] {
-			off, err := tarNumber(entries[:12])
+		for ; len(entries) >= sparseEntry && entries[0] != 0; entries = entries[sparseEntry:] {
+			off, err := tarNumber(entries[:sparseNumber])
 			if err != nil {
 				return nil, err
 			}
-			size, err := tarNumber(entries[12:24])
+			size, err := tarNumber(entries[sparseNumber:sparseEntry])
 			if err != nil {
 				return nil, err
 			}
 			data = append(data, extent{off, size})
 		}
-		if extended == 0 {
+		if more == 0 {
 			return data, nil
 		}
 		if len(rest) < tarBlock {
 			return nil, tar.ErrHeader
 		}
-		entries, extended, rest = rest[:21*entry], rest[21*entry], rest[tarBlock:]
+		const end = sparseInMore * sparseEntry
+		entries, more, rest = rest[:end], rest[end], rest[tarBlock:]
 	}
 }
 

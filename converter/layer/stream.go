@@ -92,10 +92,10 @@ func (p *plain) Read(b []byte) (int, error) {
 
 func (p *plain) checkLimits() error {
 	if p.n > p.limits.MaxBytes {
-		return fmt.Errorf("layer expands to more than %d bytes (limit MaxBytes: raise it with --limit MaxBytes=VALUE)", p.limits.MaxBytes)
+		return fmt.Errorf("layer expands to more than %d bytes (limit MaxBytes)", p.limits.MaxBytes)
 	}
 	if p.n > p.limits.RatioFloor && p.n/p.limits.MaxRatio > p.src.n {
-		return fmt.Errorf("layer expands %d bytes to more than %d times as many (limit MaxRatio: raise it with --limit MaxRatio=VALUE)", p.src.n, p.limits.MaxRatio)
+		return fmt.Errorf("layer expands %d bytes to more than %d times as many (limit MaxRatio)", p.src.n, p.limits.MaxRatio)
 	}
 	return nil
 }

@@ -25,8 +25,10 @@ func newTarStream(r io.Reader, limits Limits) *tarStream {
 
 // Read implements io.Reader, for archive/tar and for content.
 func (s *tarStream) Read(p []byte) (int, error) {
-	if s.inside && int64(len(s.header)) > s.maxHeader {
-		return 0, fmt.Errorf("headers of one entry exceed %d bytes (limit MaxHeader: raise it with --limit MaxHeader=VALUE)", s.maxHeader)
+	if s.inside {
+		if err := s.checkHeader(); err != nil {
+			return 0, err
+		}
 	}
 	n, err := s.r.Read(p)
 	s.n += int64(n)
@@ -34,6 +36,13 @@ func (s *tarStream) Read(p []byte) (int, error) {
 		s.header = append(s.header, p[:n]...)
 	}
 	return n, err
+}
+
+func (s *tarStream) checkHeader() error {
+	if int64(len(s.header)) > s.maxHeader {
+		return fmt.Errorf("headers of one entry exceed %d bytes (limit MaxHeader)", s.maxHeader)
+	}
+	return nil
 }
 
 // next returns the next entry's header and where its content has bytes, or
@@ -46,8 +55,8 @@ func (s *tarStream) next() (*tar.Header, []extent, error) {
 	// A reader an entry: it would otherwise skip the content that was read here.
 	h, err := tar.NewReader(s).Next()
 	s.inside = false
-	if err == nil && int64(len(s.header)) > s.maxHeader {
-		err = fmt.Errorf("headers of one entry exceed %d bytes (limit MaxHeader: raise it with --limit MaxHeader=VALUE)", s.maxHeader)
+	if err == nil {
+		err = s.checkHeader()
 	}
 	if errors.Is(err, io.EOF) && !isZero(s.header[:min(tarBlock, len(s.header))]) {
 		err = errNoEntry
@@ -55,7 +64,8 @@ func (s *tarStream) next() (*tar.Header, []extent, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if h.Typeflag == tar.TypeGNUSparse || isSparsePAX(h.PAXRecords) {
+	// Of a version that nobody knows it has no map; normalise refuses it.
+	if sparse, _ := sparsePAX(h.PAXRecords); sparse || h.Typeflag == tar.TypeGNUSparse {
 		data, err := sparseMap(h, s.header)
 		return h, data, err
 	}

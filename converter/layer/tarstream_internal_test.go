@@ -76,19 +76,30 @@ func ours(p []byte) (lines []string, err error) {
 	}
 }
 
+func addFixtures(f *testing.F, pattern string) {
+	f.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		f.Fatalf("no fixtures %s: %v", pattern, err)
+	}
+	for _, name := range files {
+		p, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		if len(p) < small {
+			f.Add(p)
+		}
+	}
+}
+
 // A tarStream sees what archive/tar sees, which docker and containerd read
 // layers with: the same entries with the same content, or an error at the same
 // place. Only records without their entry are an error more.
 func FuzzTarStream(f *testing.F) {
 	if dir := os.Getenv("QUARRY_FIXTURES"); dir != "" {
-		for _, pattern := range []string{"layers/*.tar", "layers/go/*.tar"} {
-			files, _ := filepath.Glob(filepath.Join(dir, pattern))
-			for _, name := range files {
-				if p, err := os.ReadFile(name); err == nil && len(p) < small {
-					f.Add(p)
-				}
-			}
-		}
+		addFixtures(f, filepath.Join(dir, "layers/*.tar"))
+		addFixtures(f, filepath.Join(dir, "layers/go/*.tar"))
 	}
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
+	"unsafe"
 
+	"quarry/rafs"
 	"quarry/store"
 	"quarry/store/chunk"
 	"quarry/store/image"
@@ -17,6 +20,7 @@ type unpacker struct {
 	putter    store.Putter
 	chunkSize int64
 	limits    Limits
+	charge    func(bytes int64) error
 	buf       []byte // one chunk
 	zero      *chunk.Digest
 
@@ -42,7 +46,7 @@ func (u *unpacker) run(ctx context.Context, r io.Reader) error {
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			continue // speaks of all later entries, as a comment or a default, and docker and containerd ignore it
 		}
-		last = "entry " + quoted(h.Name)
+		last = "entry " + image.Quote(h.Name)
 		if err := u.add(ctx, s, h, data); err != nil {
 			return fmt.Errorf("%s: %w", last, err)
 		}
@@ -65,6 +69,10 @@ func explain(err error) error {
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("layer is truncated: %w", err)
+	case errors.Is(err, tar.ErrFieldTooLong):
+		return fmt.Errorf("%w: a long name or the PAX records of the next entry have more than 1 MiB, the most that is read, whatever MaxHeader is", err)
+	case strings.HasSuffix(err.Error(), "sparse map too long"): // archive/tar has no name for it
+		return fmt.Errorf("%w: that of the next entry has more than 1 MiB, the most that is read, whatever MaxHeader is", err)
 	case errors.Is(err, tar.ErrHeader):
 		// Also what a lone zero block with more entries after it gives; going on
 		// would shorten the tree in silence.
@@ -75,10 +83,10 @@ func explain(err error) error {
 
 func (u *unpacker) add(ctx context.Context, s *tarStream, h *tar.Header, data []extent) error {
 	if len(u.entries) >= u.limits.MaxEntries {
-		return fmt.Errorf("layer has more than %d entries (limit MaxEntries: raise it with --limit MaxEntries=VALUE)", u.limits.MaxEntries)
+		return fmt.Errorf("layer has more than %d entries (limit MaxEntries)", u.limits.MaxEntries)
 	}
 	if len(h.PAXRecords) > u.limits.MaxRecords {
-		return fmt.Errorf("%d PAX records, at most %d are read (limit MaxRecords: raise it with --limit MaxRecords=VALUE)", len(h.PAXRecords), u.limits.MaxRecords)
+		return fmt.Errorf("%d PAX records, at most %d are read (limit MaxRecords)", len(h.PAXRecords), u.limits.MaxRecords)
 	}
 	e, err := normalise(h)
 	if err != nil {
@@ -86,15 +94,27 @@ func (u *unpacker) add(ctx context.Context, s *tarStream, h *tar.Header, data []
 	}
 	u.metadata += metadataSize(&e)
 	if u.metadata > u.limits.MaxMetadata {
-		return fmt.Errorf("names, links and xattrs of the layer exceed %d bytes (limit MaxMetadata: raise it with --limit MaxMetadata=VALUE)", u.limits.MaxMetadata)
+		return fmt.Errorf("names, links and xattrs of the layer exceed %d bytes (limit MaxMetadata)", u.limits.MaxMetadata)
 	}
-	if e.Type == image.TypeReg {
-		if e.Chunks, err = u.split(ctx, s, &content{r: s, data: data}, e.Size); err != nil {
+	if e.Type == image.TypeReg && e.Size > 0 {
+		if e.Chunks, err = u.split(ctx, s, &content{r: s, data: data}, &e); err != nil {
+			return err
+		}
+	}
+	if e.Chunks == nil { // split has not
+		if err := u.charge(EntryBytes(&e, 0)); err != nil {
 			return err
 		}
 	}
 	u.entries = append(u.entries, e)
 	return nil
+}
+
+// EntryBytes returns what an entry with so many chunks takes in memory.
+func EntryBytes(e *image.Entry, chunks int64) int64 {
+	// Strings and slices have their lengths and pointers in the fixed part.
+	fixed := int64(unsafe.Sizeof(*e)) + int64(len(e.Xattrs))*int64(unsafe.Sizeof(rafs.Xattr{}))
+	return fixed + metadataSize(e) + chunks*int64(len(chunk.Digest{}))
 }
 
 func metadataSize(e *image.Entry) int64 {
@@ -105,18 +125,19 @@ func metadataSize(e *image.Entry) int64 {
 	return int64(n)
 }
 
-// split puts the chunks of a file of the given length and returns their
+// split puts the chunks of the file e, which has a length, and returns their
 // digests. The length is a claim of the header: memory grows only with bytes
-// that are really there, or with the holes that MaxChunks has let through. A
-// chunk in a hole costs its digest and nothing else.
-func (u *unpacker) split(ctx context.Context, s *tarStream, c *content, size int64) ([]chunk.Digest, error) {
-	if size == 0 {
-		return nil, nil
-	}
+// that are really there, or with the holes that MaxChunks and charge have let
+// through. A chunk in a hole costs its digest and nothing else.
+func (u *unpacker) split(ctx context.Context, s *tarStream, c *content, e *image.Entry) ([]chunk.Digest, error) {
+	size := e.Size
 	if err := u.checkClaim(s, c, size); err != nil {
 		return nil, err
 	}
 	count := chunk.Count(size, u.chunkSize)
+	if err := u.charge(EntryBytes(e, count)); err != nil {
+		return nil, err
+	}
 	digests := make([]chunk.Digest, 0, min(count, 1024))
 	for k := range count {
 		n := chunk.Len(k, size, u.chunkSize)
@@ -148,10 +169,10 @@ func (u *unpacker) checkClaim(s *tarStream, c *content, size int64) error {
 		stored += e.size
 	}
 	if stored > u.limits.MaxBytes-s.n {
-		return fmt.Errorf("file of %d bytes: the layer expands to more than %d bytes (limit MaxBytes: raise it with --limit MaxBytes=VALUE)", size, u.limits.MaxBytes)
+		return fmt.Errorf("file of %d bytes: the layer expands to more than %d bytes (limit MaxBytes)", size, u.limits.MaxBytes)
 	}
 	if u.chunks += chunk.Count(size, u.chunkSize); u.chunks > u.limits.MaxChunks {
-		return fmt.Errorf("file of %d bytes: files of the layer have more than %d chunks of %d bytes (limit MaxChunks: raise it with --limit MaxChunks=VALUE)", size, u.limits.MaxChunks, u.chunkSize)
+		return fmt.Errorf("file of %d bytes: files of the layer have more than %d chunks of %d bytes (limit MaxChunks)", size, u.limits.MaxChunks, u.chunkSize)
 	}
 	return nil
 }
@@ -166,10 +187,10 @@ func (u *unpacker) store(ctx context.Context, s *tarStream, p []byte, whole bool
 	// Bytes scattered over a sparse file make a chunk of each of them.
 	u.put += int64(len(p))
 	if u.put > u.limits.MaxBytes {
-		return chunk.Digest{}, fmt.Errorf("chunks of the layer exceed %d bytes (limit MaxBytes: raise it with --limit MaxBytes=VALUE)", u.limits.MaxBytes)
+		return chunk.Digest{}, fmt.Errorf("chunks of the layer exceed %d bytes (limit MaxBytes)", u.limits.MaxBytes)
 	}
 	if u.put > u.limits.RatioFloor && u.put/u.limits.MaxRatio > s.n {
-		return chunk.Digest{}, fmt.Errorf("sparse files expand %d bytes to more than %d times as many (limit MaxRatio: raise it with --limit MaxRatio=VALUE)", s.n, u.limits.MaxRatio)
+		return chunk.Digest{}, fmt.Errorf("sparse files expand %d bytes to more than %d times as many (limit MaxRatio)", s.n, u.limits.MaxRatio)
 	}
 	d, err := u.putter.Put(ctx, p)
 	if err != nil {

@@ -13,9 +13,11 @@ import (
 	"quarry/converter/layer"
 )
 
-// maxMembers bounds the index of an archive: 1000 layers of many images, and
-// 200 bytes of memory each.
-const maxMembers = 1 << 20
+// Maxima of an archive's index, which is held in memory.
+const (
+	maxMembers     = 1 << 20   // 1000 layers of many images; 200 bytes each
+	maxMemberNames = 256 << 20 // their names and link targets: 256 bytes each of so many
+)
 
 // maxLinks is how many links in a row a member may be behind.
 const maxLinks = 16
@@ -72,7 +74,8 @@ func decompressed(ctx context.Context, f *os.File, size int64, cfg Config) (*os.
 		return f, nil
 	}
 	defer f.Close() // it was only read
-	r, err := layer.Decompress(f, size, layer.Limits{MaxBytes: cfg.MaxSpool, MaxRatio: cfg.Limits.MaxRatio, RatioFloor: cfg.Limits.RatioFloor})
+	in := &spool{f: f, size: size, told: cfg.Spooled}
+	r, err := layer.Decompress(in, size, cfg.Limits)
 	if err != nil {
 		return nil, err
 	}
@@ -83,12 +86,37 @@ func decompressed(ctx context.Context, f *os.File, size int64, cfg Config) (*os.
 	}
 	err = os.Remove(tmp.Name()) // its space is free again when this process ends
 	if err == nil {
-		_, err = io.Copy(tmp, withContext(ctx, r))
+		_, err = io.Copy(io.MultiWriter(tmp, in), withContext(ctx, r))
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("decompress the archive: %w", err), tmp.Close())
 	}
 	return tmp, nil
+}
+
+// spoolStep is after how many plain bytes a spool tells how far it is.
+const spoolStep = 64 << 20
+
+// spool counts what goes into and out of a decompressor: it is read, and its
+// output written to it.
+type spool struct {
+	f                 io.Reader
+	read, size, plain int64
+	told              func(read, size, plain int64)
+}
+
+func (s *spool) Read(p []byte) (int, error) {
+	n, err := s.f.Read(p)
+	s.read += int64(n)
+	return n, err
+}
+
+func (s *spool) Write(p []byte) (int, error) {
+	before := s.plain / spoolStep
+	if s.plain += int64(len(p)); s.told != nil && s.plain/spoolStep > before {
+		s.told(s.read, s.size, s.plain)
+	}
+	return len(p), nil
 }
 
 // withContext makes a reader fail when ctx ends.
@@ -110,6 +138,7 @@ func (a *archive) scan(ctx context.Context) error {
 		return err
 	}
 	tr := tar.NewReader(a.plain) // seeks over content, since the file can
+	names := 0
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -123,6 +152,9 @@ func (a *archive) scan(ctx context.Context) error {
 		}
 		if len(a.members) >= maxMembers {
 			return fmt.Errorf("the archive has more than %d members", maxMembers)
+		}
+		if names += len(h.Name) + len(h.Linkname); names > maxMemberNames {
+			return fmt.Errorf("the names and link targets of the archive's members have more than %d bytes", maxMemberNames)
 		}
 		off, err := a.plain.Seek(0, io.SeekCurrent)
 		if err != nil {
@@ -154,7 +186,7 @@ func (a *archive) find(name string) (member, error) {
 	for range maxLinks {
 		m, ok := a.members[name]
 		if !ok && name != first {
-			return m, fmt.Errorf("member %s is a link to %s, which is not in the archive: %w", first, name, errNoBlob)
+			return m, fmt.Errorf("member %s is a link to %s, which is not in the archive: %w", quoteName(first), quoteName(name), errNoBlob)
 		}
 		if !ok {
 			return m, errNoBlob
@@ -167,13 +199,13 @@ func (a *archive) find(name string) (member, error) {
 		case tar.TypeLink:
 			name = path.Clean(m.link)
 		default:
-			return m, fmt.Errorf("member %s is not a plain file but of tar type %q", name, m.typeflag)
+			return m, fmt.Errorf("member %s is not a plain file but of tar type %q", quoteName(name), m.typeflag)
 		}
 		if path.IsAbs(m.link) || name == ".." || strings.HasPrefix(name, "../") {
-			return m, fmt.Errorf("member %s is a link to %s, which leads out of the archive", first, m.link)
+			return m, fmt.Errorf("member %s is a link to %s, which leads out of the archive", quoteName(first), quoteName(m.link))
 		}
 	}
-	return member{}, fmt.Errorf("member %s is behind more than %d links", first, maxLinks)
+	return member{}, fmt.Errorf("member %s is behind more than %d links", quoteName(first), maxLinks)
 }
 
 func (a *archive) file(name string) (io.ReadCloser, int64, error) {
@@ -181,8 +213,10 @@ func (a *archive) file(name string) (io.ReadCloser, int64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	return io.NopCloser(io.NewSectionReader(a.plain, m.off, m.size)), m.size, nil
+	return io.NopCloser(a.content(m)), m.size, nil
 }
+
+func (a *archive) content(m member) io.Reader { return io.NewSectionReader(a.plain, m.off, m.size) }
 
 // Close closes the archive's file.
 func (a *archive) Close() error { return a.plain.Close() }

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 
 	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/name"
 )
 
 // Secret is a word that must not be seen: it prints as [redacted] wherever it is
@@ -55,10 +54,7 @@ func UserCredentials(ctx context.Context, src string) (Credentials, error) {
 	if err != nil || ref == nil {
 		return Credentials{}, nil // whoever opens it says what is wrong with it
 	}
-	return userCredentials(ctx, ref.Context().Registry)
-}
-
-func userCredentials(ctx context.Context, reg name.Registry) (Credentials, error) {
+	reg := ref.Context().Registry
 	auth, err := authn.Resolve(ctx, authn.DefaultKeychain, reg)
 	if err != nil {
 		return Credentials{}, fmt.Errorf("credentials for %s: %w", reg, err)

@@ -26,15 +26,22 @@ type dockerArchive struct {
 	sel    selector
 	limits layer.Limits
 
-	docs   map[chunk.Digest][]byte // manifests made, and configs
-	layers map[chunk.Digest]plainLayer
+	measured map[int64]plainLayer // layers by the offset of their member
+	chosen   madeImage
+}
+
+// madeImage is an image of the archive with the manifest that was made for it.
+type madeImage struct {
+	descriptor descriptor
+	docs       map[chunk.Digest][]byte // manifest and config
+	layers     map[chunk.Digest]plainLayer
 }
 
 var _ blobs = (*dockerArchive)(nil)
 
-// plainLayer is a layer of the archive, by its diffID.
+// plainLayer is a layer of the archive.
 type plainLayer struct {
-	member     string
+	member     member
 	size       int64 // of the plain bytes
 	compressed bool
 }
@@ -51,7 +58,7 @@ func openDockerArchive(ctx context.Context, rest string, cfg Config) (blobs, err
 	if err != nil {
 		return nil, err
 	}
-	return &dockerArchive{archive: a, sel: sel, limits: cfg.Limits, docs: map[chunk.Digest][]byte{}, layers: map[chunk.Digest]plainLayer{}}, nil
+	return &dockerArchive{archive: a, sel: sel, limits: cfg.Limits, measured: map[int64]plainLayer{}}, nil
 }
 
 func (a *dockerArchive) top(ctx context.Context) (descriptor, error) {
@@ -68,7 +75,8 @@ func (a *dockerArchive) top(ctx context.Context) (descriptor, error) {
 	}
 	switch {
 	case len(found) == 1:
-		return a.manifest(ctx, found[0])
+		a.chosen, err = a.manifest(ctx, found[0])
+		return a.chosen.descriptor, err
 	case a.sel.tag != "":
 		return descriptor{}, fmt.Errorf("%d images are called %q: there are %s", len(found), a.sel.tag, a.names(ctx, images))
 	}
@@ -80,7 +88,7 @@ func (a *dockerArchive) saved() ([]saved, error) {
 	r, size, err := a.file("manifest.json")
 	switch {
 	case errors.Is(err, errNoBlob) && a.has("oci-layout"):
-		return nil, fmt.Errorf("%s has no manifest.json, but an OCI layout: open it with the scheme oci-archive", a.name)
+		return nil, fmt.Errorf("%s has no manifest.json, but an OCI layout: open it as an oci-archive: source", a.name)
 	case errors.Is(err, errNoBlob) && a.has("repositories"):
 		return nil, fmt.Errorf("%s has no manifest.json: it is of a docker before 1.10; load it and save it again with a current one", a.name)
 	case err != nil:
@@ -123,8 +131,8 @@ func (a *dockerArchive) names(ctx context.Context, images []saved) string {
 		if len(s.RepoTags) > 0 {
 			continue
 		}
-		if d, err := a.manifest(ctx, s); err == nil {
-			names = append(names, "@"+d.Digest.String())
+		if m, err := a.manifest(ctx, s); err == nil {
+			names = append(names, "@"+m.descriptor.Digest.String())
 		}
 	}
 	return listNames(names)
@@ -133,9 +141,10 @@ func (a *dockerArchive) names(ctx context.Context, images []saved) string {
 func (a *dockerArchive) chooseDigest(ctx context.Context, images []saved, want chunk.Digest) (descriptor, error) {
 	var errs []error
 	for _, s := range images {
-		d, err := a.manifest(ctx, s)
-		if err == nil && d.Digest == hash(want) {
-			return d, nil
+		m, err := a.manifest(ctx, s)
+		if err == nil && m.descriptor.Digest == hash(want) {
+			a.chosen = m
+			return m.descriptor, nil
 		}
 		errs = append(errs, err)
 	}
@@ -157,68 +166,85 @@ type dockerManifest struct {
 	Layers        []dockerDescriptor `json:"layers"`
 }
 
-// manifest makes the manifest of an image and keeps what it names.
-func (a *dockerArchive) manifest(ctx context.Context, s saved) (descriptor, error) {
+// manifest makes the manifest of an image.
+func (a *dockerArchive) manifest(ctx context.Context, s saved) (madeImage, error) {
+	var made madeImage
 	r, size, err := a.file(clean(s.Config))
 	if err != nil {
-		return descriptor{}, fmt.Errorf("config %q: %w", s.Config, err)
+		return made, fmt.Errorf("config %q: %w", s.Config, err)
 	}
 	config, err := readLimited(r, size, image.MaxConfig)
 	if err != nil {
-		return descriptor{}, fmt.Errorf("config %q: %w", s.Config, err)
+		return made, fmt.Errorf("config %q: %w", s.Config, err)
 	}
 	var parsed imageConfig
 	if err := json.Unmarshal(config, &parsed); err != nil {
-		return descriptor{}, fmt.Errorf("config %q is not a JSON image config: %w", s.Config, err)
+		return made, fmt.Errorf("config %q is not a JSON image config: %w", s.Config, err)
 	}
 	diffIDs := parsed.RootFS.DiffIDs
 	if len(diffIDs) != len(s.Layers) {
-		return descriptor{}, fmt.Errorf("manifest.json has %d layers, but config %q has %d diff_ids", len(s.Layers), s.Config, len(diffIDs))
+		return made, fmt.Errorf("manifest.json has %d layers, but config %q has %d diff_ids", len(s.Layers), s.Config, len(diffIDs))
 	}
 	if len(s.Layers) > MaxLayers {
-		return descriptor{}, fmt.Errorf("image has %d layers, at most %d are supported", len(s.Layers), MaxLayers)
+		return made, fmt.Errorf("image has %d layers, at most %d are supported", len(s.Layers), MaxLayers)
 	}
 	m := dockerManifest{
 		SchemaVersion: 2, MediaType: types.DockerManifestSchema2, Layers: []dockerDescriptor{},
 		Config: dockerDescriptor{types.DockerConfigJSON, int64(len(config)), chunk.Sum(config).String()},
 	}
-	for i, member := range s.Layers {
-		l, err := a.layer(ctx, clean(member), diffIDs[i])
+	made.layers = map[chunk.Digest]plainLayer{}
+	for i, name := range s.Layers {
+		l, err := a.layer(ctx, made.layers, clean(name), diffIDs[i])
 		if err != nil {
-			return descriptor{}, fmt.Errorf("layer %d of %d, %q: %w", i+1, len(s.Layers), member, err)
+			return made, fmt.Errorf("layer %d of %d, %q: %w", i+1, len(s.Layers), name, err)
 		}
 		m.Layers = append(m.Layers, dockerDescriptor{types.DockerLayer, l.size, diffIDs[i]})
 	}
 	raw, err := json.Marshal(m)
 	if err != nil {
-		return descriptor{}, err
+		return made, err
 	}
 	d := chunk.Sum(raw)
-	a.docs[d], a.docs[chunk.Sum(config)] = raw, config
-	return descriptor{MediaType: m.MediaType, Digest: hash(d), Size: int64(len(raw))}, nil
+	made.docs = map[chunk.Digest][]byte{d: raw, chunk.Sum(config): config}
+	made.descriptor = descriptor{MediaType: m.MediaType, Digest: hash(d), Size: int64(len(raw))}
+	return made, nil
 }
 
-// layer measures one layer. Its bytes are verified when it is converted; the
-// diffID is until then the config's claim.
-func (a *dockerArchive) layer(ctx context.Context, member, claim string) (plainLayer, error) {
+// layer finds and measures one layer, unless known has its diffID: that member
+// may be missing. Its bytes are verified when it is converted; the diffID is
+// until then the config's claim.
+func (a *dockerArchive) layer(ctx context.Context, known map[chunk.Digest]plainLayer, name, claim string) (plainLayer, error) {
 	diffID, err := chunk.Parse(claim)
 	if err != nil {
 		return plainLayer{}, fmt.Errorf("diff_id: %w", err)
 	}
-	if l, ok := a.layers[diffID]; ok {
+	if l, ok := known[diffID]; ok {
 		return l, nil
 	}
-	m, err := a.find(member)
+	m, err := a.find(name)
 	if err != nil {
 		return plainLayer{}, err
 	}
-	l := plainLayer{member: member, size: m.size}
+	l, err := a.measure(ctx, m)
+	if err == nil {
+		known[diffID] = l
+	}
+	return l, err
+}
+
+// measure finds out how long a layer is without compression, once for a member,
+// whatever number of layers it is claimed to be.
+func (a *dockerArchive) measure(ctx context.Context, m member) (plainLayer, error) {
+	if l, ok := a.measured[m.off]; ok {
+		return l, nil
+	}
+	l := plainLayer{member: m, size: m.size}
 	head := make([]byte, min(m.size, 512))
 	if _, err := a.plain.ReadAt(head, m.off); err != nil {
 		return l, err
 	}
 	if l.compressed = layer.Compressed(head); l.compressed {
-		r, err := layer.Decompress(io.NewSectionReader(a.plain, m.off, m.size), m.size, a.limits)
+		r, err := layer.Decompress(a.content(m), m.size, a.limits)
 		if err != nil {
 			return l, err
 		}
@@ -227,22 +253,22 @@ func (a *dockerArchive) layer(ctx context.Context, member, claim string) (plainL
 			return l, err
 		}
 	}
-	a.layers[diffID] = l
+	a.measured[m.off] = l
 	return l, nil
 }
 
 func (a *dockerArchive) open(_ context.Context, _ kind, d chunk.Digest) (io.ReadCloser, int64, error) {
-	if p, ok := a.docs[d]; ok {
+	if p, ok := a.chosen.docs[d]; ok {
 		return io.NopCloser(bytes.NewReader(p)), int64(len(p)), nil
 	}
-	l, ok := a.layers[d]
+	l, ok := a.chosen.layers[d]
 	if !ok {
 		return nil, 0, errNoBlob
 	}
-	r, size, err := a.file(l.member)
-	if err != nil || !l.compressed {
-		return r, size, err
+	r := a.content(l.member)
+	if !l.compressed {
+		return io.NopCloser(r), l.size, nil
 	}
-	plain, err := layer.Decompress(r, size, a.limits)
+	plain, err := layer.Decompress(r, l.member.size, a.limits)
 	return plain, l.size, err
 }

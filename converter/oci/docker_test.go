@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -268,10 +269,12 @@ func TestAnArchiveThatIsCompressedAsAWholeIsRead(t *testing.T) {
 			if got := paths(t, scheme+f); !slices.Equal(got, []string{"/a"}) {
 				t.Errorf("%s%s: paths %q", scheme, name, got)
 			}
-			for _, spool := range []int64{int64(len(plain)), int64(len(plain)) - 1} {
-				im, err := oci.Open(t.Context(), scheme+f, oci.Config{MaxSpool: spool})
-				if fits := spool == int64(len(plain)); fits != (err == nil) {
-					t.Errorf("%s%s of %d bytes, MaxSpool %d: error %v", scheme, name, len(plain), spool, err)
+			for _, most := range []int64{int64(len(plain)), int64(len(plain)) - 1} {
+				im, err := oci.Open(t.Context(), scheme+f, oci.Config{Limits: layer.Limits{MaxBytes: most}})
+				if most < int64(len(plain)) {
+					wantErr(t, err, "decompress the archive", fmt.Sprint(most), "limit MaxBytes")
+				} else if err != nil {
+					t.Errorf("%s%s of %d bytes, MaxBytes %d: error %v", scheme, name, len(plain), most, err)
 				}
 				if err == nil {
 					im.Close()

@@ -130,24 +130,48 @@ func (d *download) Close() error {
 	return d.body.Close()
 }
 
-// watched is a body that fails when nothing comes for too long. The time that
-// the reader itself takes does not count.
+// leastBytes is what must come in every StallTimeout that is waited for a body,
+// or its rest: 64 KiB in 30 s. A byte now and then would otherwise hold a
+// conversion, of which few run at once, for ever.
+const leastBytes = 64 << 10
+
+// watched is a body that fails when less than leastBytes come in timeout. The time
+// that the reader itself takes does not count.
 type watched struct {
 	io.ReadCloser
 	cancel  context.CancelFunc
 	timeout time.Duration
+
+	waited time.Duration // since leastBytes were complete
+	came   int           // bytes since then
 }
 
 // Read implements io.Reader.
 func (w *watched) Read(p []byte) (int, error) {
+	if w.waited >= w.timeout {
+		return 0, w.stall()
+	}
 	var stalled atomic.Bool
-	t := time.AfterFunc(w.timeout, func() { stalled.Store(true); w.cancel() })
+	begun := time.Now()
+	t := time.AfterFunc(w.timeout-w.waited, func() { stalled.Store(true); w.cancel() })
 	n, err := w.ReadCloser.Read(p)
 	t.Stop()
+	w.waited += time.Since(begun)
+	w.came += n
 	if err != nil && !errors.Is(err, io.EOF) && stalled.Load() {
-		err = fmt.Errorf("%w for %s", errStalled, w.timeout)
+		return n, w.stall()
+	}
+	if w.came >= leastBytes {
+		w.waited, w.came = 0, 0
 	}
 	return n, err
+}
+
+func (w *watched) stall() error {
+	if w.came == 0 {
+		return fmt.Errorf("%w for %s", errStalled, w.timeout)
+	}
+	return fmt.Errorf("%w than %d bytes in %s, the least is %d", errStalled, w.came, w.timeout, leastBytes)
 }
 
 // Close implements io.Closer.

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -163,16 +164,18 @@ func TestFaultsOfARegistryPassOrAreNamed(t *testing.T) {
 			w.Write(body)
 			return true
 		}), []string{big, "Content-Encoding gzip"}},
-		"a stall, then the rest": {onLayer(big, func(n int64, w http.ResponseWriter, r *http.Request) bool {
-			if n > 1 {
-				return false
+		"503 with a long page, then not": {onLayer(big, func(n int64, w http.ResponseWriter, _ *http.Request) bool {
+			if n < 3 {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				w.Write(body)
 			}
-			w.Header().Set("Content-Length", fmt.Sprint(len(body)))
-			w.Write(body[:2<<20])
-			w.(http.Flusher).Flush()
-			<-r.Context().Done()
-			return true
+			return n < 3
 		}), nil},
+		"418 with a long page": {onLayer(big, func(_ int64, w http.ResponseWriter, _ *http.Request) bool {
+			w.WriteHeader(http.StatusTeapot)
+			w.Write(body)
+			return true
+		}), []string{big, "418"}},
 		"a page for people as manifest": {manifest(func(w http.ResponseWriter) { io.WriteString(w, "<html><body>log in</body></html>") }), []string{"manifest v1", "not a JSON manifest", "an HTML page"}},
 		"a manifest without end": {manifest(func(w http.ResponseWriter) {
 			w.(http.Flusher).Flush()
@@ -193,11 +196,7 @@ func TestFaultsOfARegistryPassOrAreNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s.set(tt.fault)
 			defer s.set(nil)
-			cfg := quick()
-			if strings.HasPrefix(name, "a stall") {
-				cfg.StallTimeout = time.Second
-			}
-			err := readAll(t.Context(), s.ref(":v1"), cfg)
+			err := readAll(t.Context(), s.ref(":v1"), quick())
 			if tt.err == nil && err != nil {
 				t.Errorf("error %v", err)
 			}
@@ -218,6 +217,68 @@ func TestFaultsOfARegistryPassOrAreNamed(t *testing.T) {
 		return false
 	})
 	wantErr(t, readAll(t.Context(), s.ref("@"+d.Digest), quick()), d.Digest, "is damaged: what came has digest")
+}
+
+// stall answers with the beginning of a body and no more.
+func stall(code int, begin string) func(w http.ResponseWriter, r *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(code)
+		io.WriteString(w, begin)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}
+}
+
+// Every body that a registry sends may stop coming. Each row stalls once; the
+// time that it has is also what the next try has for its headers, so it is not
+// short, and all rows wait at once.
+func TestAStallOfARegistryEnds(t *testing.T) {
+	tests := map[string]struct {
+		part  string // of the path of the request that stalls
+		fault func(w http.ResponseWriter, r *http.Request)
+		err   []string
+	}{
+		"a blob":                      {"/blobs/", stall(http.StatusOK, ""), nil},
+		"an error that passes":        {"/blobs/", stall(http.StatusInternalServerError, ""), nil},
+		"a blob that is not there":    {"/blobs/", stall(http.StatusNotFound, "{"), []string{"blob is missing", "sends no more than 1 bytes in 5s"}},
+		"an error that does not pass": {"/manifests/", stall(http.StatusTeapot, ""), []string{"418", "sends no more for 5s"}},
+		"a manifest":                  {"/manifests/", stall(http.StatusOK, "{"), nil},
+		"a redirect without address":  {"/manifests/", stall(http.StatusFound, "x"), []string{"302"}},
+		"a token":                     {"/token", stall(http.StatusOK, `{"tok`), nil},
+		"a refused token":             {"/token", stall(http.StatusBadGateway, ""), nil},
+		"the greeting":                {"/v2/", stall(http.StatusOK, "x"), nil},
+	}
+	var reads sync.WaitGroup
+	for name, tt := range tests {
+		s, l := newServer(t), testimage.New(t)
+		s.push(t, l, map[string]testimage.Descriptor{"v1": l.Image(testimage.Image{Layers: []testimage.Layer{layerA}})})
+		s.authorize("bearer")
+		var n atomic.Int64
+		s.set(func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.Contains(r.URL.Path, tt.part) || n.Add(1) > 1 {
+				return false
+			}
+			tt.fault(w, r)
+			return true
+		})
+		cfg := withPassword(thePass)
+		cfg.StallTimeout = 5 * time.Second
+		reads.Go(func() {
+			err := readAll(t.Context(), s.ref(":v1"), cfg)
+			if tt.err == nil && err != nil || tt.err != nil && err == nil {
+				t.Errorf("%s: error %v", name, err)
+			}
+			for _, w := range tt.err {
+				if !strings.Contains(fmt.Sprint(err), w) {
+					t.Errorf("%s: error %q does not say %q", name, err, w)
+				}
+			}
+			if errors.Is(err, oci.ErrUnavailable) || n.Load() == 0 {
+				t.Errorf("%s: %d requests, error %v", name, n.Load(), err)
+			}
+		})
+	}
+	reads.Wait()
 }
 
 func TestARegistryThatIsNotThereIsOutOfReach(t *testing.T) {
@@ -261,7 +322,9 @@ func TestLayersAreStreamed(t *testing.T) {
 	s.push(t, l, map[string]testimage.Descriptor{"v1": d})
 	im := open(t, s.ref(":v1"), image.Platform{})
 	var sent atomic.Int64
+	ended := make(chan struct{})
 	s.set(onLayer(im.Layers[0].Digest.String(), func(_ int64, w http.ResponseWriter, r *http.Request) bool {
+		defer close(ended)
 		w.Header().Set("Content-Length", fmt.Sprint(size))
 		p := make([]byte, 64<<10)
 		for range size / len(p) {
@@ -277,17 +340,15 @@ func TestLayersAreStreamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer r.Close()
 	if _, err := io.CopyN(io.Discard, r, 1<<20); err != nil {
 		t.Fatal(err)
 	}
-	last := int64(-1)
-	for sent.Load() != last { // until the registry is held up
-		last = sent.Load()
-		time.Sleep(200 * time.Millisecond)
+	if err := r.Close(); err != nil { // what was not read is now never sent
+		t.Fatal(err)
 	}
-	if last > most {
-		t.Errorf("%d bytes were sent to a reader of %d", last, 1<<20)
+	<-ended
+	if n := sent.Load(); n > most {
+		t.Errorf("%d bytes were sent to a reader of %d", n, 1<<20)
 	}
 }
 

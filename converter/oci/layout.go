@@ -8,7 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
@@ -55,7 +58,7 @@ func openLayoutArchive(ctx context.Context, rest string, cfg Config) (blobs, err
 	}
 	err = fmt.Errorf("%s is not an archive of an OCI layout: it has no oci-layout", a.name)
 	if a.has("manifest.json") {
-		err = fmt.Errorf("%w, but a manifest.json: open it with the scheme docker-archive", err)
+		err = fmt.Errorf("%w, but a manifest.json: open it as a docker-archive: source", err)
 	}
 	return nil, errors.Join(err, a.Close())
 }
@@ -207,11 +210,23 @@ func namesOf(entries []descriptor) []string {
 	return names
 }
 
+// quoteName returns a name that a source gives, quoted when it has characters
+// that a terminal might obey or that end a name in a list.
+func quoteName(name string) string {
+	if name == "" || !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' || r == ',' }) {
+		return strconv.Quote(name)
+	}
+	return name
+}
+
 // listNames lists names for a message.
 func listNames(names []string) string {
 	const most = 50
 	slices.Sort(names)
 	names = slices.Compact(names)
+	for i, name := range names {
+		names[i] = quoteName(name)
+	}
 	switch {
 	case len(names) == 0:
 		return "none"

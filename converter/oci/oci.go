@@ -36,22 +36,22 @@ type Config struct {
 	// TmpDir holds the plain bytes of an archive that is compressed as a whole,
 	// in a file without a name. "" = os.TempDir.
 	TmpDir string
-	// MaxSpool bounds that file. 0 = 64 GiB, eight of the largest images known.
-	MaxSpool int64
-	// Limits bound compressed layers inside an archive of docker save, which are
-	// read once before conversion, for their length. Zero fields are defaults.
+	// Limits bound that file, and compressed layers inside an archive of docker
+	// save, which are read once before conversion, for their length; MaxBytes,
+	// MaxRatio and RatioFloor count. Zero fields are defaults.
 	Limits layer.Limits
+	// Spooled is told how far that file is: compressed bytes read, of all, and plain
+	// bytes written. nil = nobody asks.
+	Spooled func(read, size, plain int64) `json:"-"`
 	// RetryWait is the first pause before a request to a registry is made again;
 	// every further one is twice as long. 0 = 250 ms.
 	RetryWait time.Duration
-	// StallTimeout is how long a registry may send nothing. 0 = 30 s.
+	// StallTimeout is how long a registry may send nothing, or take for 64 KiB of
+	// a body. 0 = 30 s.
 	StallTimeout time.Duration
 }
 
 func (c Config) withDefaults() Config {
-	if c.MaxSpool == 0 {
-		c.MaxSpool = 64 << 30
-	}
 	if c.RetryWait == 0 {
 		c.RetryWait = 250 * time.Millisecond
 	}
@@ -102,14 +102,49 @@ func IsSource(s string) bool {
 	return ok && known && (scheme != "registry" || strings.HasPrefix(rest, "//"))
 }
 
+// CheckSource refuses a source that has none of Forms, and one that seems to hold
+// a user's name or password, as in registry://USER:PASSWORD@HOST/REPO, with an
+// error that does not show them. Whoever sends, keeps or prints a source asks before.
+func CheckSource(src string) error {
+	if err := checkUser(src); err != nil {
+		return err
+	}
+	scheme, rest, _ := strings.Cut(src, ":")
+	if _, known := schemes[scheme]; !known || rest == "" || scheme == "registry" && !strings.HasPrefix(rest, "//") {
+		return fmt.Errorf("source %q: want one of %s", src, strings.Join(Forms, ", "))
+	}
+	return nil
+}
+
+func checkUser(src string) error {
+	scheme, rest, _ := strings.Cut(src, ":")
+	_, known := schemes[scheme]
+	isPath := known && scheme != "registry"
+	switch {
+	case isPath && !strings.HasPrefix(rest, "//"):
+		return nil // a path may contain what it likes
+	case !known && !strings.HasPrefix(rest, "//"):
+		scheme, rest = "", src // such as USER:PASSWORD@HOST/REPO
+	}
+	// What may follow an @ is a digest behind a repository: it has no slash and no
+	// other @, but a slash before it.
+	before, after, ok := strings.Cut(strings.TrimLeft(rest, "/"), "@")
+	if !ok || strings.Contains(before, "/") && !strings.ContainsAny(after, "/@") {
+		return nil
+	}
+	if !known {
+		scheme = "unknown"
+	}
+	return fmt.Errorf("source of the scheme %s has a user or password before an @, which is not repeated here: leave them out and use docker login HOST", scheme)
+}
+
 // Open opens the image that src names, in one of Forms.
 func Open(ctx context.Context, src string, cfg Config) (*Image, error) {
-	scheme, rest, ok := strings.Cut(src, ":")
-	open := schemes[scheme]
-	if !ok || open == nil || rest == "" {
-		return nil, fmt.Errorf("source %q: want one of %s", src, strings.Join(Forms, ", "))
+	if err := CheckSource(src); err != nil {
+		return nil, err
 	}
-	b, err := open(ctx, rest, cfg.withDefaults())
+	scheme, rest, _ := strings.Cut(src, ":")
+	b, err := schemes[scheme](ctx, rest, cfg.withDefaults())
 	if err != nil {
 		return nil, fmt.Errorf("source %s: %w", src, err)
 	}

@@ -86,6 +86,11 @@ func FuzzOpen(f *testing.F) {
 	f.Add(uint8(0), []byte(fuzzIndex), []byte(fuzzManifest), []byte("{}"), []byte{})
 	f.Add(uint8(1), []byte(fuzzDocker), []byte("../a/layer.tar"), []byte(fuzzConfig), blob)
 	f.Add(uint8(1), []byte(strings.Replace(fuzzDocker, "a/layer", "b/layer", 1)), []byte("../../../etc/passwd"), []byte(fuzzConfig), testimage.Gzip(f, blob))
+	for _, doc := range []string{`{"schemaVersion":2,"manifests":[],"layers":[]}`, `{"schemaVersion":1,"fsLayers":[]}`, "[]", "null"} {
+		f.Add(uint8(0), []byte(fuzzIndex), []byte(doc), []byte(fuzzConfig), blob)
+		f.Add(uint8(1), []byte(doc), []byte{}, []byte(fuzzConfig), blob)
+	}
+	f.Add(uint8(1), []byte(`[{"Config":"../../config.json","Layers":["../1.tar","/etc/passwd"]}]`), []byte{}, []byte(fuzzConfig), blob)
 	for kind, top := range []string{fuzzIndex, fuzzDocker} {
 		_, archive := fuzzArchive(uint8(kind), []byte(top), []byte(fuzzManifest), []byte(fuzzConfig), blob)
 		f.Add(uint8(2+kind), archive, []byte{}, []byte{}, []byte{})
@@ -99,7 +104,7 @@ func FuzzOpen(f *testing.F) {
 			t.Fatal(err)
 		}
 		const most = 1 << 20
-		cfg := oci.Config{TmpDir: dir, MaxSpool: most, Limits: layer.Limits{MaxBytes: most, MaxEntries: 1000, MaxMetadata: most}}
+		cfg := oci.Config{TmpDir: dir, Limits: layer.Limits{MaxBytes: most, MaxEntries: 1000, MaxMetadata: most}}
 		im, err := oci.Open(t.Context(), scheme+":"+path, cfg)
 		if err != nil {
 			if !strings.Contains(err.Error(), path) {

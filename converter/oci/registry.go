@@ -28,7 +28,7 @@ var ErrUnavailable = errors.New("registry is out of reach")
 type registry struct {
 	ref  name.Reference
 	cfg  Config
-	base http.RoundTripper
+	base *guard
 
 	mu     sync.Mutex // guards the fields below
 	client *http.Client
@@ -69,9 +69,7 @@ func openRegistry(_ context.Context, rest string, cfg Config) (blobs, error) {
 
 // Close gives connections back.
 func (r *registry) Close() error {
-	if t, ok := r.base.(*guard); ok {
-		t.base.CloseIdleConnections()
-	}
+	r.base.base.CloseIdleConnections()
 	return nil
 }
 
@@ -172,18 +170,14 @@ func (r *registry) get(ctx context.Context, k kind, what string, off, size int64
 	case off > 0:
 		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", off))
 	}
-	ctx, cancel := context.WithCancel(ctx)
 	resp, err := client.Do(req.WithContext(ctx))
 	if err != nil {
-		cancel()
 		return nil, r.classify(err)
 	}
 	if err := r.checkStatus(resp, off); err != nil {
-		resp.Body.Close()
-		cancel()
+		resp.Body.Close() // the status has said it
 		return nil, err
 	}
-	resp.Body = &watched{ReadCloser: resp.Body, cancel: cancel, timeout: r.cfg.StallTimeout}
 	return resp, nil
 }
 

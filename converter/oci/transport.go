@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -15,11 +16,13 @@ import (
 )
 
 // guard is the only way to the network: https to every host, plain http only
-// when the registry and the host asked are this machine. It holds for
-// redirects and token services too, which a registry chooses.
+// when the registry and the host asked are this machine, and no body that stops
+// coming for longer than stall, those of errors and tokens included. It holds
+// for redirects and token services too, which a registry chooses.
 type guard struct {
 	base  *http.Transport
 	plain bool
+	stall time.Duration
 }
 
 // errPlainHTTP says that a host would be asked without encryption.
@@ -27,13 +30,30 @@ var errPlainHTTP = errors.New("plain http is for registries on this machine (loc
 
 // RoundTrip implements http.RoundTripper.
 func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL.Scheme == "https" || r.URL.Scheme == "http" && g.plain && isLoopback(r.URL.Hostname()) {
-		return g.base.RoundTrip(r)
+	mayPlain := g.plain && isLoopback(r.URL.Hostname())
+	if r.URL.Scheme != "https" && (r.URL.Scheme != "http" || !mayPlain) {
+		if r.Body != nil {
+			r.Body.Close()
+		}
+		return nil, fmt.Errorf("%s://%s: %w", r.URL.Scheme, r.URL.Host, errPlainHTTP)
 	}
-	if r.Body != nil {
-		r.Body.Close()
+	ctx, cancel := context.WithCancel(r.Context())
+	resp, err := g.base.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		cancel()
+		if !mayPlain && speaksPlain(err) {
+			return nil, fmt.Errorf("%s does not speak https: %w", r.URL.Host, errPlainHTTP)
+		}
+		return nil, err
 	}
-	return nil, fmt.Errorf("%s://%s: %w", r.URL.Scheme, r.URL.Host, errPlainHTTP)
+	resp.Body = &watched{ReadCloser: resp.Body, cancel: cancel, timeout: g.stall}
+	return resp, nil
+}
+
+// speaksPlain reports whether a TLS handshake failed because plain HTTP came.
+func speaksPlain(err error) bool {
+	var record tls.RecordHeaderError
+	return errors.As(err, &record) && string(record.RecordHeader[:]) == "HTTP/"
 }
 
 func isLoopback(host string) bool {
@@ -43,7 +63,7 @@ func isLoopback(host string) bool {
 
 func newTransport(reg name.Registry, cfg Config) *guard {
 	host := (&url.URL{Host: reg.RegistryStr()}).Hostname()
-	return &guard{plain: isLoopback(host), base: &http.Transport{
+	return &guard{plain: isLoopback(host), stall: cfg.StallTimeout, base: &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
 		DialContext:            (&net.Dialer{Timeout: cfg.StallTimeout, KeepAlive: 30 * time.Second}).DialContext,
 		TLSHandshakeTimeout:    cfg.StallTimeout,
@@ -61,10 +81,10 @@ type permanentError struct{ error }
 // Unwrap returns what it is about.
 func (e *permanentError) Unwrap() error { return e.error }
 
-// busyError is an answer that asks to come again.
+// busyError is an answer that asks to come again, and when.
 type busyError struct {
 	error
-	after time.Duration // 0: it does not say when
+	after time.Duration
 }
 
 // Unwrap returns what the registry answered.
@@ -81,7 +101,7 @@ func (r *registry) classify(err error) error {
 		if !status.Temporary() {
 			return &permanentError{err}
 		}
-		return &busyError{error: err}
+		return err
 	}
 	var u *url.Error
 	for errors.As(err, &u) {
@@ -122,8 +142,15 @@ func (r *registry) checkStatus(resp *http.Response, off int64) error {
 	}
 	err := transport.CheckError(resp)
 	var status *transport.Error
-	if errors.As(err, &status) && status.Temporary() {
-		return &busyError{error: err, after: retryAfter(resp)}
+	if !errors.As(err, &status) { // its text is too long or did not come
+		status = &transport.Error{StatusCode: resp.StatusCode}
+		err = fmt.Errorf("%w: its text: %w", status, err)
+	}
+	if after := retryAfter(resp); status.Temporary() && after > 0 {
+		return &busyError{err, after}
+	}
+	if status.Temporary() {
+		return err
 	}
 	return &permanentError{err}
 }

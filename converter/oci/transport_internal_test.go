@@ -1,9 +1,15 @@
 package oci
 
 import (
+	"context"
 	"errors"
+	"net"
 	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 )
@@ -46,5 +52,38 @@ func TestPlainHTTPIsForThisMachineOnly(t *testing.T) {
 		if got := errors.Is(err, errPlainHTTP); got != tt.refused {
 			t.Errorf("registry %s, request %s: refused %v, want %v (%v)", tt.registry, tt.url, got, tt.refused, err)
 		}
+	}
+}
+
+// A registry elsewhere that knows no https is not one that is out of reach for a
+// while: it is asked once and told apart.
+func TestARegistryElsewhereThatSpeaksPlainHTTPIsRefusedAtOnce(t *testing.T) {
+	var plain atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { plain.Add(1) }))
+	defer s.Close()
+	for _, host := range []string{"registry.example.com", "registry.example.com:5000", "192.168.0.1:5000", "registry.local"} {
+		b, err := openRegistry(t.Context(), "//"+host+"/p/x", Config{RetryWait: time.Millisecond}.withDefaults())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := b.(*registry)
+		var dials atomic.Int64
+		r.base.base.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			dials.Add(1)
+			return new(net.Dialer).DialContext(ctx, network, s.Listener.Addr().String())
+		}
+		_, err = r.top(t.Context())
+		if !errors.Is(err, errPlainHTTP) || errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), host) {
+			t.Errorf("%s: error %v", host, err)
+		}
+		if n := dials.Load(); n != 1 {
+			t.Errorf("%s: %d connections", host, n)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := plain.Load(); n != 0 {
+		t.Errorf("%d requests in plain http", n)
 	}
 }

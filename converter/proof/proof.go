@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"quarry/converter/tree"
+	"quarry/internal/rescue"
 	"quarry/nbd/blockdev"
 	"quarry/rafs"
 	"quarry/store"
@@ -40,19 +41,17 @@ type Config struct {
 	// Read says of which chunks the content is read; nil reads all. It is called
 	// once for every distinct chunk of the image, in path order.
 	Read func(chunk.Digest) bool
-	// Workers is how many windows are read at once; 0 = one per processor.
-	Workers int
 	// Bad is told of every chunk that cannot be had or is not right, never
-	// concurrently, and the proof goes on; Run returns ErrBad then. With nil the
-	// first one ends the proof with its *ContentError.
+	// concurrently and without its path, and the proof goes on; Run returns ErrBad
+	// then. With nil the first one ends the proof with its *ContentError.
 	Bad func(*ContentError)
 }
 
 // Result says what was read.
 type Result struct {
-	Image  *rafs.Image
-	Chunks int64 // whose content was read
-	Bytes  int64 // of them
+	Image  *rafs.Image // without its tree
+	Chunks int64       // whose content was read
+	Bytes  int64       // of them
 }
 
 var (
@@ -65,7 +64,7 @@ var (
 // ContentError says which content the device does not give.
 type ContentError struct {
 	Chunk chunk.Digest
-	Path  string // first file that has the chunk
+	Path  string // first file that has the chunk; "" for Config.Bad
 	Err   error
 }
 
@@ -77,8 +76,9 @@ func (e *ContentError) Error() string {
 func (e *ContentError) Unwrap() error { return e.Err }
 
 // Run decodes the bootstrap, compares the digest of its tree, and reads the
-// content of the tree's files at the places where the bootstrap puts it. Errors:
-// ErrTree, *rafs.FormatError, *ContentError or ErrBad, ctx's.
+// content of the tree's files at the places where the bootstrap puts it. Once the
+// tree is proved the result has its image, also with an error. Errors: ErrTree,
+// *rafs.FormatError, *ContentError or ErrBad, ctx's.
 func Run(ctx context.Context, cfg Config) (Result, error) {
 	im, err := rafs.Decode(cfg.Bootstrap)
 	if err != nil {
@@ -87,6 +87,7 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	if got := tree.Digest(im.Tree); got != cfg.Tree {
 		return Result{}, fmt.Errorf("%w: its tree digest is %s, want %s", ErrTree, got, cfg.Tree)
 	}
+	im.Tree = nil // most of the memory; see firstUser
 	dev, err := blockdev.New(blockdev.Config{
 		Bootstrap: cfg.Bootstrap, Image: im, Chunks: cfg.Chunks,
 		Cache: blockdev.NewCache(-1), // every chunk is read once
@@ -136,18 +137,14 @@ type window struct{ first, end int }
 
 // content reads the chunks that are asked for, window by window.
 func (p *prover) content(ctx context.Context) error {
-	workers := p.cfg.Workers
-	if workers < 1 {
-		workers = runtime.GOMAXPROCS(0)
-	}
 	windows := make(chan window)
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
+	g.Go(rescue.Func(func() error {
 		defer close(windows)
 		return p.plan(gctx, windows)
-	})
-	for range workers {
-		g.Go(func() error {
+	}))
+	for range runtime.GOMAXPROCS(0) {
+		g.Go(rescue.Func(func() error {
 			var buf []byte
 			for w := range windows {
 				var err error
@@ -156,7 +153,7 @@ func (p *prover) content(ctx context.Context) error {
 				}
 			}
 			return nil
-		})
+		}))
 	}
 	if err := g.Wait(); err != nil {
 		if ctx.Err() != nil {
@@ -269,11 +266,10 @@ func (p *prover) fail(i int, err error) error {
 	e := &ContentError{Chunk: p.im.Blob.Chunks[i].Digest, Err: err}
 	var re *blockdev.ReadError
 	if errors.As(err, &re) {
-		e.Chunk, e.Path, e.Err = re.Chunk, re.Path, re.Err
-	} else {
-		e.Path = p.firstUser(e.Chunk)
+		e.Chunk, e.Err = re.Chunk, re.Err
 	}
 	if p.cfg.Bad == nil {
+		e.Path = p.firstUser(e.Chunk)
 		return e
 	}
 	p.mu.Lock()
@@ -287,8 +283,12 @@ var errFound = errors.New("found")
 
 // firstUser returns the first path whose file has the chunk.
 func (p *prover) firstUser(d chunk.Digest) string {
+	im, err := rafs.Decode(p.cfg.Bootstrap)
+	if err != nil {
+		return "" // not after it was decoded once
+	}
 	user := ""
-	p.im.Walk(func(path string, n *rafs.Inode) error { // which returns only errFound
+	im.Walk(func(path string, n *rafs.Inode) error { // which returns only errFound
 		for _, have := range n.Chunks {
 			if have == d {
 				user = path

@@ -110,7 +110,7 @@ func TestDigestOrderOfRandomTrees(t *testing.T) {
 		}
 		tr := m.Tree()
 		if got, want := tree.Digest(tr), specDigest(tr); got != want {
-			t.Fatalf("digest %s, want %s, of\n%s", got, want, showPlain(tr))
+			t.Fatalf("digest %s, want %s, of\n%s", got, want, show(tr, content{}))
 		}
 	}
 }

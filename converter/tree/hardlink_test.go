@@ -28,7 +28,13 @@ var hardLinkCases = []mergeCase{
 		name:     "bug 15: a link to a file that the layer whites out is refused by name",
 		layers:   []string{"d base\nf base/x \"v1\""},
 		variants: []string{"f base/.wh.x \"\"\nh top/y => base/x", "h top/y => base/x\nf base/.wh.x \"\""},
-		wantErr:  `layer 2: entry "top/y": hard link to "base/x": no such file`,
+		wantErr:  `layer 2: entry "top/y": hard link to "base/x": no such file any more: the same layer removes it`,
+	},
+	{
+		name:     "a link to a file in a directory that the layer hides or whites out is refused by name",
+		layers:   []string{"d base\nd base/d\nf base/d/x \"v1\""},
+		variants: []string{"f base/.wh..wh..opq \"\"\nh y => base/d/x", "f base/.wh.d \"\"\nh y => base/d/x", "f .wh..wh..opq \"\"\nh y => base/d/x", "f base/d/.wh..wh..opq \"\"\nh y => base/d/x"},
+		wantErr:  `layer 2: entry "y": hard link to "base/d/x": no such file any more: the same layer removes it`,
 	},
 	{
 		name:     "bug 15: a link to nothing is refused by name",

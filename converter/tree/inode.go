@@ -10,12 +10,6 @@ import (
 	"quarry/store/image"
 )
 
-// What the kernel's new_encode_dev holds.
-const (
-	maxMajor = 1<<12 - 1
-	maxMinor = 1<<20 - 1
-)
-
 // newFile returns the file that e describes; e is not a hard link.
 func (m *Merger) newFile(e *image.Entry) (*file, error) {
 	if e.MtimeNsec > 999_999_999 {
@@ -42,7 +36,7 @@ func (m *Merger) setType(f *file, e *image.Entry) error {
 		}
 	case image.TypeDir:
 		f.Mode |= rafs.ModeDir
-		f.children = map[string]*file{}
+		f.folder = newFolder()
 	case image.TypeSymlink:
 		f.Mode = rafs.ModeSymlink | 0o777 // Linux gives symlinks no other mode
 		f.Target = e.Link
@@ -54,8 +48,8 @@ func (m *Merger) setType(f *file, e *image.Entry) error {
 		if e.Type == image.TypeBlock {
 			f.Mode = f.Mode&rafs.ModePerm | rafs.ModeBlock
 		}
-		if e.Major > maxMajor || e.Minor > maxMinor {
-			return fmt.Errorf("the device number %d,%d is above %d,%d", e.Major, e.Minor, maxMajor, maxMinor)
+		if e.Major > image.MaxMajor || e.Minor > image.MaxMinor {
+			return fmt.Errorf("the device number %d,%d is above %d,%d", e.Major, e.Minor, image.MaxMajor, image.MaxMinor)
 		}
 		f.Rdev = rafs.Makedev(e.Major, e.Minor)
 	default:

@@ -1,3 +1,5 @@
+// Cases of a bug have its number in the list of faults in converter/bugs_test.go.
+
 package tree_test
 
 import (

@@ -7,7 +7,6 @@ import (
 
 	"quarry/converter/tree"
 	"quarry/rafs"
-	"quarry/store/chunk"
 	"quarry/store/image"
 )
 
@@ -81,26 +80,6 @@ func TestEveryLimitIsKeptToTheUnit(t *testing.T) {
 	}
 }
 
-// What entries take is counted over all layers, holes of sparse files included.
-func TestRecordsAreBoundedOverAllLayers(t *testing.T) {
-	c := content{}
-	one := layer(t, c, "f a \"1\" user.x=1\nl b -> c")
-	limit := 3 * tree.EntryBytes(one)
-	m := tree.NewMerger(tree.Config{ChunkSize: chunkSize, Limits: tree.Limits{RecordBytes: limit}})
-	for range 3 {
-		if err := m.Apply(one); err != nil {
-			t.Fatalf("what fits is refused: %v", err)
-		}
-	}
-	if err := m.Apply(layer(t, c, "p d")); err == nil || !strings.Contains(err.Error(), "layer 4: ") || !strings.Contains(err.Error(), "limit RecordBytes") {
-		t.Errorf("error %v, want one of layer 4 and RecordBytes", err)
-	}
-	sparse := image.Entry{Name: "s", Type: image.TypeReg, Size: chunkSize << 20, Chunks: make([]chunk.Digest, 1<<20)}
-	if n := tree.EntryBytes([]image.Entry{sparse}); n < 32<<20 {
-		t.Errorf("a file of a million chunks counts %d bytes", n)
-	}
-}
-
 // A hostile name of a megabyte does not become a message of four.
 func TestMessagesAreShort(t *testing.T) {
 	long := strings.Repeat("\xff", 1<<20)
@@ -136,9 +115,6 @@ func withRoom(l tree.Limits) tree.Limits {
 	if l.PathBytes == 0 {
 		l.PathBytes = 1 << 40
 	}
-	if l.RecordBytes == 0 {
-		l.RecordBytes = 1 << 40
-	}
 	if l.LinkSteps == 0 {
 		l.LinkSteps = 1 << 40
 	}
@@ -168,23 +144,4 @@ func TestDeepTrees(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Tree()
-}
-
-// The worst that symlinks can do must end soon with an error. The bound is a
-// sixteenth of the default, so the default costs sixteen times this.
-func TestSymlinkBombEnds(t *testing.T) {
-	var entries []image.Entry
-	for i := range 250 {
-		target := strings.Repeat("./", 2000) + fmt.Sprint(i+1)
-		entries = append(entries, image.Entry{Name: fmt.Sprint(i), Type: image.TypeSymlink, Link: target})
-	}
-	entries = append(entries, image.Entry{Name: "250", Type: image.TypeDir})
-	for i := range 100_000 {
-		entries = append(entries, image.Entry{Name: fmt.Sprintf("0/%d", i), Type: image.TypeReg})
-	}
-	limits := tree.Limits{LinkSteps: tree.DefaultLinkSteps / 16}
-	err := tree.NewMerger(tree.Config{Limits: limits}).Apply(entries)
-	if err == nil || !strings.Contains(err.Error(), "through symlinks for more than") {
-		t.Errorf("error %v", err)
-	}
 }

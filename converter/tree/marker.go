@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"quarry/store/image"
@@ -75,24 +74,11 @@ func classify(name string) (kind, error) {
 func (m *Merger) checkComponent(name string) error {
 	switch most := m.cfg.Limits.NameBytes; {
 	case len(name) > most:
-		return fmt.Errorf("the path component %s has %d bytes, at most %d are possible (limit NameBytes)", quoted(name), len(name), most)
+		return fmt.Errorf("the path component %s has %d bytes, at most %d are possible (limit NameBytes)", image.Quote(name), len(name), most)
 	case strings.HasPrefix(name, whiteoutPrefix):
-		return fmt.Errorf("the path leads to %s: no file has a name that begins with %q", quoted(name), whiteoutPrefix)
+		return fmt.Errorf("the path leads to %s: no file has a name that begins with %q", image.Quote(name), whiteoutPrefix)
 	}
 	return nil
-}
-
-// longestQuote is how much of a name a message shows. Every path that a program
-// can open is shown whole.
-const longestQuote = 4096
-
-// quoted returns a name for a message, its middle left out when a hostile
-// layer made it a megabyte long.
-func quoted(name string) string {
-	if len(name) <= longestQuote {
-		return strconv.Quote(name)
-	}
-	return fmt.Sprintf("%q…%q (%d bytes)", name[:longestQuote/2], name[len(name)-longestQuote/2:], len(name))
 }
 
 // applyMarkers makes the directories that markers stand in where there is
@@ -125,8 +111,15 @@ func (m *Merger) applyMarkers(entries []image.Entry) error {
 	}
 	for _, s := range hidden {
 		if s.name == "" {
+			m.removed[s.dir] = s.dir.children
 			s.dir.children = map[string]*file{}
 			continue
+		}
+		if f := s.dir.children[s.name]; f != nil {
+			if m.removed[s.dir] == nil {
+				m.removed[s.dir] = map[string]*file{}
+			}
+			m.removed[s.dir][s.name] = f
 		}
 		delete(s.dir.children, s.name)
 	}

@@ -11,7 +11,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"unsafe"
 
 	"quarry/rafs"
 	"quarry/store/chunk"
@@ -41,10 +40,6 @@ type Limits struct {
 	// a symlink. A 4 KiB target stands for 2 000 steps, 255 times in one path,
 	// in every entry of a layer; real images take a step or two in some entries.
 	LinkSteps int64
-	// RecordBytes is what the entries of all layers together may take in memory,
-	// as EntryBytes counts. A kilobyte of tar can hold a sparse file of a million
-	// chunks, and an image a thousand such layers.
-	RecordBytes int64
 
 	// What one file may have. A bootstrap holds no more than the defaults, so
 	// higher values count as those.
@@ -57,11 +52,10 @@ type Limits struct {
 
 // Defaults of Limits.
 const (
-	DefaultNames       = 10 << 20
-	DefaultDepth       = rafs.MaxDepth - 1
-	DefaultPathBytes   = 4 << 30
-	DefaultLinkSteps   = 64 << 20
-	DefaultRecordBytes = 4 << 30 // 400 B for each of DefaultNames
+	DefaultNames     = 10 << 20
+	DefaultDepth     = rafs.MaxDepth - 1
+	DefaultPathBytes = 4 << 30
+	DefaultLinkSteps = 64 << 20
 
 	DefaultNameBytes       = rafs.MaxName
 	DefaultTargetBytes     = rafs.MaxTarget
@@ -72,11 +66,10 @@ const (
 
 func (l Limits) withDefaults() Limits {
 	return Limits{
-		Names:       cmp.Or(l.Names, DefaultNames),
-		Depth:       cmp.Or(l.Depth, DefaultDepth),
-		PathBytes:   cmp.Or(l.PathBytes, DefaultPathBytes),
-		LinkSteps:   cmp.Or(l.LinkSteps, DefaultLinkSteps),
-		RecordBytes: cmp.Or(l.RecordBytes, DefaultRecordBytes),
+		Names:     cmp.Or(l.Names, DefaultNames),
+		Depth:     cmp.Or(l.Depth, DefaultDepth),
+		PathBytes: cmp.Or(l.PathBytes, DefaultPathBytes),
+		LinkSteps: cmp.Or(l.LinkSteps, DefaultLinkSteps),
 
 		NameBytes:       atMost(l.NameBytes, DefaultNameBytes),
 		TargetBytes:     atMost(l.TargetBytes, DefaultTargetBytes),
@@ -98,20 +91,27 @@ type Warning struct {
 
 // String returns the warning as one line of text.
 func (w Warning) String() string {
-	return fmt.Sprintf("layer %d: entry %s: xattr %s left out: %s", w.Layer, quoted(w.Name), quoted(w.Xattr), w.Reason)
+	return fmt.Sprintf("layer %d: entry %s: xattr %s left out: %s", w.Layer, image.Quote(w.Name), image.Quote(w.Xattr), w.Reason)
 }
 
 // file is an inode while layers are being merged. Names that are hard links
 // share one file.
 type file struct {
-	rafs.Inode                  // its Entries are filled in by Tree
-	children   map[string]*file // directories only, never nil for them
-	layer      int              // that made it
-	pathLen    int              // directories: length of the path, for Limits.PathBytes
-	at         spot             // directories: where; the root is nowhere
-	xattrArea  int              // what the xattrs take, for Limits.XattrBytes
-	xattrNames int              // of it their names, as listxattr(2) returns them
+	rafs.Inode     // its Entries are filled in by Tree
+	*folder        // directories only, never nil for them
+	layer      int // that made it
+	xattrArea  int // what the xattrs take, for Limits.XattrBytes
+	xattrNames int // of it their names, as listxattr(2) returns them
 }
+
+// folder is what only directories have: an image can have millions of files.
+type folder struct {
+	children map[string]*file
+	pathLen  int  // length of the path, for Limits.PathBytes
+	at       spot // where; the root is nowhere
+}
+
+func newFolder() *folder { return &folder{children: map[string]*file{}} }
 
 // Merger applies layers one upon the other. It is not safe for concurrent use.
 type Merger struct {
@@ -121,13 +121,12 @@ type Merger struct {
 	err   error // of the first Apply that failed
 	done  bool  // the tree was taken
 
-	plnk      map[string]*file  // AUFS link sources of the layer being applied
-	linked    map[spot]struct{} // names that the layer being applied made hard links
-	names     int               // used up of Limits
+	plnk      map[string]*file           // AUFS link sources of the layer being applied
+	linked    map[spot]struct{}          // names that the layer being applied made hard links
+	removed   map[*file]map[string]*file // what its markers took out of directories
+	names     int                        // used up of Limits
 	pathBytes int64
 	linkSteps int64
-
-	recordBytes int64
 
 	walker walker // scratch space
 	steps  int64  // path components walked and xattrs set, all in all
@@ -151,9 +150,9 @@ func NewMerger(cfg Config) *Merger {
 // constants, so that the same image has the same tree on every machine.
 func impliedDir(layer int) *file {
 	return &file{
-		Inode:    rafs.Inode{Mode: rafs.ModeDir | 0o755},
-		children: map[string]*file{},
-		layer:    layer,
+		Inode:  rafs.Inode{Mode: rafs.ModeDir | 0o755},
+		folder: newFolder(),
+		layer:  layer,
 	}
 }
 
@@ -169,38 +168,15 @@ func (m *Merger) Apply(entries []image.Entry) error {
 		return m.err
 	}
 	m.layer++
-	if m.recordBytes += EntryBytes(entries); m.recordBytes > m.cfg.Limits.RecordBytes {
-		m.err = fmt.Errorf("layer %d: the entries of the layers up to this one take more than %d bytes (limit RecordBytes: raise it with --limit RecordBytes=VALUE)", m.layer, m.cfg.Limits.RecordBytes)
-		return m.err
-	}
 	m.err = m.apply(entries)
 	return m.err
-}
-
-// entryBytes is the fixed part of an entry in memory, and xattrBytes that of an
-// xattr: strings and slices have their lengths and pointers there.
-const (
-	entryBytes = int64(unsafe.Sizeof(image.Entry{}))
-	xattrBytes = int64(unsafe.Sizeof(rafs.Xattr{}))
-)
-
-// EntryBytes returns what entries take in memory, for Limits.RecordBytes.
-func EntryBytes(entries []image.Entry) int64 {
-	total := int64(len(entries)) * entryBytes
-	for i := range entries {
-		e := &entries[i]
-		total += int64(len(e.Name)+len(e.Link)) + int64(len(e.Chunks)*len(chunk.Digest{})) + int64(len(e.Xattrs))*xattrBytes
-		for _, x := range e.Xattrs {
-			total += int64(len(x.Name) + len(x.Value))
-		}
-	}
-	return total
 }
 
 // apply removes first and adds then: a marker hides only what lower layers
 // hold, wherever in the tar it stands.
 func (m *Merger) apply(entries []image.Entry) error {
-	m.plnk, m.linked = map[string]*file{}, map[spot]struct{}{}
+	m.plnk, m.linked, m.removed = map[string]*file{}, map[spot]struct{}{}, map[*file]map[string]*file{}
+	defer func() { m.removed = nil }()
 	if err := m.applyMarkers(entries); err != nil {
 		return err
 	}
@@ -213,7 +189,7 @@ func (m *Merger) apply(entries []image.Entry) error {
 }
 
 func (m *Merger) entryError(e *image.Entry, err error) error {
-	return fmt.Errorf("layer %d: entry %s: %w", m.layer, quoted(e.Name), err)
+	return fmt.Errorf("layer %d: entry %s: %w", m.layer, image.Quote(e.Name), err)
 }
 
 func (m *Merger) applyEntry(e *image.Entry) error {
@@ -245,7 +221,7 @@ func (m *Merger) applyEntry(e *image.Entry) error {
 	}
 	old := dir.children[base]
 	if old != nil && old.IsDir() && f.IsDir() {
-		f.children, f.pathLen, f.at = old.children, old.pathLen, old.at
+		f.folder = old.folder
 		*old = *f
 		return nil
 	}
@@ -261,7 +237,7 @@ func (m *Merger) applyRoot(e *image.Entry) error {
 	if err != nil {
 		return err
 	}
-	f.children, f.layer = m.root.children, 0
+	f.folder, f.layer = m.root.folder, 0
 	*m.root = *f
 	return nil
 }
@@ -277,10 +253,10 @@ func (m *Merger) applyLink(e *image.Entry, dir *file, base string) error {
 	}
 	f, err := m.linkTarget(e.Link)
 	if err != nil {
-		return fmt.Errorf("hard link to %s: %w", quoted(e.Link), err)
+		return fmt.Errorf("hard link to %s: %w", image.Quote(e.Link), err)
 	}
 	if old := dir.children[base]; old != nil && slices.Contains(m.walker.dirs, old) {
-		return fmt.Errorf("hard link to %s: it is in the directory that the link takes the place of", quoted(e.Link))
+		return fmt.Errorf("hard link to %s: it is in the directory that the link takes the place of", image.Quote(e.Link))
 	}
 	if err := m.setXattrs(f, e); err != nil {
 		return err
@@ -310,6 +286,10 @@ func (m *Merger) linkTarget(link string) (*file, error) {
 	case base == "" || f != nil && len(p.missing) == 0 && f.IsDir():
 		return nil, errors.New("it is a directory")
 	case f == nil || len(p.missing) > 0:
+		first := append(p.missing, base)[0]
+		if m.removed[p.dir][first] != nil {
+			return nil, errors.New("no such file any more: the same layer removes it with a whiteout, which comes before all its entries")
+		}
 		return nil, errors.New("no such file in this layer or below")
 	}
 	return f, nil
@@ -327,10 +307,10 @@ func (m *Merger) put(dir *file, base string, f *file) error {
 	}
 	l := &m.cfg.Limits
 	if m.names > l.Names {
-		return fmt.Errorf("the image makes more than %d names (limit Names: raise it with --limit Names=VALUE)", l.Names)
+		return fmt.Errorf("the image makes more than %d names (limit Names)", l.Names)
 	}
 	if m.pathBytes > l.PathBytes {
-		return fmt.Errorf("the image's paths are longer than %d bytes together (limit PathBytes: raise it with --limit PathBytes=VALUE)", l.PathBytes)
+		return fmt.Errorf("the image's paths are longer than %d bytes together (limit PathBytes)", l.PathBytes)
 	}
 	base = strings.Clone(base) // it is part of a path, which can be long
 	if f.IsDir() {
@@ -361,7 +341,7 @@ func (m *Merger) Tree() *rafs.Tree {
 			}
 		}
 		slices.SortFunc(d.Entries, func(a, b rafs.Dirent) int { return strings.Compare(a.Name, b.Name) })
-		d.children = nil
+		d.folder = nil
 	}
 	return &rafs.Tree{ChunkSize: m.cfg.ChunkSize, Root: &m.root.Inode}
 }

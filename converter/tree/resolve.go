@@ -111,7 +111,7 @@ func (m *Merger) step(w *walker, name string) error {
 
 func (m *Merger) spendLinkStep() error {
 	if m.linkSteps++; m.linkSteps > m.cfg.Limits.LinkSteps {
-		return fmt.Errorf("the image's paths lead through symlinks for more than %d steps (limit LinkSteps: raise it with --limit LinkSteps=VALUE)", m.cfg.Limits.LinkSteps)
+		return fmt.Errorf("the image's paths lead through symlinks for more than %d steps (limit LinkSteps)", m.cfg.Limits.LinkSteps)
 	}
 	return nil
 }
@@ -154,5 +154,5 @@ func (m *Merger) makeParents(path string) (*file, int, error) {
 }
 
 func (m *Merger) depthError() error {
-	return fmt.Errorf("the path has more than %d components (limit Depth: raise it with --limit Depth=VALUE)", m.cfg.Limits.Depth)
+	return fmt.Errorf("the path has more than %d components (limit Depth)", m.cfg.Limits.Depth)
 }

@@ -56,7 +56,7 @@ func (m *Merger) setXattrs(f *file, e *image.Entry) error {
 		most := m.cfg.Limits.XattrBytes
 		if f.xattrArea > most || f.xattrNames > rafs.MaxXattrNames {
 			return fmt.Errorf("with %s its %d xattrs take %d bytes, %d of them names; at most %d (limit XattrBytes) and %d are possible",
-				quoted(x.Name), len(f.Xattrs), f.xattrArea, f.xattrNames, most, rafs.MaxXattrNames)
+				image.Quote(x.Name), len(f.Xattrs), f.xattrArea, f.xattrNames, most, rafs.MaxXattrNames)
 		}
 	}
 	return nil
@@ -88,7 +88,7 @@ func xattrSize(x rafs.Xattr) int { return (4 + len(x.Name) + len(x.Value) + 3) &
 func (m *Merger) checkXattr(x rafs.Xattr) error {
 	switch l := &m.cfg.Limits; {
 	case len(x.Name) > l.XattrNameBytes:
-		return fmt.Errorf("the name of xattr %s has %d bytes, at most %d are possible (limit XattrNameBytes)", quoted(x.Name), len(x.Name), l.XattrNameBytes)
+		return fmt.Errorf("the name of xattr %s has %d bytes, at most %d are possible (limit XattrNameBytes)", image.Quote(x.Name), len(x.Name), l.XattrNameBytes)
 	case strings.IndexByte(x.Name, 0) >= 0:
 		return fmt.Errorf("the name of xattr %q holds a NUL byte", x.Name)
 	case len(x.Value) > l.XattrValueBytes:

@@ -37,7 +37,7 @@ type Config struct {
 	// Bootstrap is the image's bootstrap, already verified; not changed or
 	// copied.
 	Bootstrap []byte
-	// Image is the decoded Bootstrap.
+	// Image is the decoded Bootstrap. Without its tree errors name no path.
 	Image *rafs.Image
 	// Chunks gives verified chunks.
 	Chunks store.BatchGetter
@@ -57,7 +57,7 @@ type Config struct {
 type ReadError struct {
 	Chunk chunk.Digest
 	Off   int64  // of the chunk in the flattened device
-	Path  string // first file of the image that uses it
+	Path  string // first file of the image that uses it; "" when not known
 	Err   error
 }
 
@@ -266,6 +266,9 @@ func (s section) ReadAt(ctx context.Context, p []byte, off int64) error {
 // uses it. The table is made at the first call: most devices never need it.
 func pathFinder(m *rafs.Image) func(i int) string {
 	table := sync.OnceValue(func() map[chunk.Digest]string {
+		if m.Tree == nil {
+			return nil
+		}
 		paths := make(map[chunk.Digest]string, len(m.Blob.Chunks))
 		m.Walk(func(path string, n *rafs.Inode) error {
 			for _, d := range n.Chunks {

@@ -22,14 +22,14 @@ type Config struct {
 	Bucket  bucket.Bucket
 	Catalog *catalog.Catalog
 	Trust   signer.Trust // signatures must be of these keys
-	Signed  bool         // every image and name must have a signature
+	Signed  bool         // an image or name without a signature is told, as a note
 	MACKey  []byte       // of the layer records
 	Quick   bool         // read no chunk content
 }
 
 // Problem is one thing that is wrong.
 type Problem struct {
-	Kind    string // constant: that of packed.Problem, or "object", "statement", "layer-record", "name", "chunk-missing"
+	Kind    string // constant: that of packed.Problem, or "object", "statement", "layer-record", "failure-record", "name", "chunk-missing", "unsigned", "unknown"
 	Object  string // key in the bucket
 	Offset  int64
 	Digest  chunk.Digest // of the chunk or object, zero when there is none
@@ -37,9 +37,11 @@ type Problem struct {
 	// Images are names, or source digests, of the images it touches. Of more
 	// than MaxImages the last entry says how many are left out.
 	Images []string
+	// Note: it is a state, "unsigned" or "unknown", and no damage.
+	Note bool
 }
 
-// Summary counts what was looked at.
+// Summary counts what was looked at, and Problems without those that are notes.
 type Summary struct {
 	Packs, Chunks, Bytes, Images, Problems int64
 }
@@ -60,10 +62,12 @@ type checker struct {
 
 // Run checks everything and tells report each problem, in an order that depends
 // on what the folder holds alone. A problem is damage: what is missing, has the
-// wrong bytes or no trusted signature. A damaged layer record is removed: it is
-// only a memory of a layer, which is then read again. The error is about the
-// check itself, a bucket that cannot be read among it: that says nothing of what
-// the bucket holds, and nothing is removed for it.
+// wrong bytes or a signature that is not right. An image without any, and a
+// statement of another format version, are states and told as notes. A damaged
+// layer or failure record is removed: the first is only a memory of a layer, which
+// is then read again, the second of a conversion. One of another version is left
+// alone. The error is about the check itself, a bucket that cannot be read among
+// it: that says nothing of what the bucket holds, and nothing is removed for it.
 func Run(ctx context.Context, cfg Config, report func(Problem)) (Summary, error) {
 	c := &checker{
 		cfg: cfg, report: report, names: cfg.Catalog.Names(),
@@ -83,7 +87,7 @@ func Run(ctx context.Context, cfg Config, report func(Problem)) (Summary, error)
 	if err := cfg.Store.Check(ctx, packed.CheckConfig{Quick: cfg.Quick}, c.packProblem); err != nil {
 		return c.sum, err
 	}
-	for _, step := range []func(context.Context) error{c.images, c.layers} {
+	for _, step := range []func(context.Context) error{c.images, c.layers, c.failures} {
 		if err := step(ctx); err != nil {
 			return c.sum, err
 		}
@@ -99,7 +103,9 @@ func Run(ctx context.Context, cfg Config, report func(Problem)) (Summary, error)
 }
 
 func (c *checker) tell(p Problem) {
-	c.sum.Problems++
+	if !p.Note {
+		c.sum.Problems++
+	}
 	c.report(p)
 }
 
@@ -122,7 +128,7 @@ func (d damage) Unwrap() error { return d.error }
 func damagef(format string, args ...any) error { return damage{fmt.Errorf(format, args...)} }
 
 func isDamage(err error) bool {
-	return errors.As(err, new(damage)) || bucket.IsDamage(err) || errors.Is(err, bucket.ErrDamaged)
+	return errors.As(err, new(damage)) || bucket.IsDamage(err)
 }
 
 // unlisted reports what ended the listing of prefix, when it is something that
@@ -144,50 +150,6 @@ func (c *checker) damaged(kind, key string, err error, u users) error {
 	return nil
 }
 
-// layers checks the layer records.
-func (c *checker) layers(ctx context.Context) error {
-	for obj, err := range c.cfg.Bucket.List(ctx, image.LayersPrefix) {
-		if err != nil {
-			return c.unlisted(image.LayersPrefix, err)
-		}
-		bad, err := c.layer(ctx, obj.Key)
-		if err != nil {
-			return fmt.Errorf("check %s: %w", obj.Key, err)
-		}
-		if bad == nil {
-			continue
-		}
-		if err := c.cfg.Bucket.Delete(ctx, obj.Key); err != nil {
-			return fmt.Errorf("remove damaged %s: %w", obj.Key, err)
-		}
-		c.tell(Problem{Kind: "layer-record", Object: obj.Key, Message: fmt.Sprintf("%v; removed, so the layer is read anew", bad)})
-	}
-	return nil
-}
-
-// layer returns what is wrong with a layer record, which may be gone by now.
-func (c *checker) layer(ctx context.Context, key string) (bad, err error) {
-	raw, err := bucket.ReadObject(ctx, c.cfg.Bucket, key, image.MaxLayerRecord)
-	switch {
-	case errors.Is(err, bucket.ErrNotFound):
-		return nil, nil
-	case isDamage(err):
-		return err, nil
-	case err != nil:
-		return nil, err
-	}
-	rec, err := image.DecodeLayer(raw, c.cfg.MACKey)
-	switch {
-	case errors.Is(err, image.ErrBadMAC), errors.Is(err, image.ErrMalformed), errors.Is(err, image.ErrVersion):
-		return err, nil
-	case err != nil:
-		return nil, err // the key is none
-	case image.LayerKey(rec.Layer) != key:
-		return fmt.Errorf("it is the record of layer %s", rec.Layer), nil
-	}
-	return nil, nil
-}
-
 // checkNames reports names that lead to no image, and name statements that do
 // not say what the journal says.
 func (c *checker) checkNames() {
@@ -199,22 +161,27 @@ func (c *checker) checkNames() {
 				Message: "the name's image has no statement; convert it again",
 			})
 		}
-		if err := c.nameStatement(n); err != nil {
-			u := nameUser(n)
+		u := nameUser(n)
+		if n.Statement == nil {
+			c.unsigned("log/", "the name", u)
+		} else if err := c.nameStatement(n); err != nil {
 			c.tell(Problem{Kind: "name", Object: "log/", Message: fmt.Sprintf("%v; convert the image again", err), Images: u.list()})
 		}
 	}
 }
 
-// nameStatement verifies the signed form of a name; where signatures are not a
-// must, one without it waits for a signature.
+// unsigned tells of what has no signature, where it should have one.
+func (c *checker) unsigned(object, what string, u users) {
+	if c.cfg.Signed {
+		c.tell(Problem{
+			Kind: "unsigned", Object: object, Images: u.list(), Note: true,
+			Message: what + " has no signature, and no command takes it: sign it or convert it again",
+		})
+	}
+}
+
+// nameStatement verifies the signed form of a name.
 func (c *checker) nameStatement(n catalog.Name) error {
-	if n.Statement == nil && !c.cfg.Signed {
-		return nil
-	}
-	if n.Statement == nil {
-		return errors.New("the name has no signed statement")
-	}
 	payload, _, err := signer.Open(n.Statement, image.NameStatementType, c.cfg.Trust)
 	if err != nil {
 		return err

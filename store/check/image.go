@@ -71,6 +71,14 @@ func (c *checker) image(ctx context.Context, source chunk.Digest, platform image
 		return c.damaged("statement", key, err, u)
 	}
 	s, err := image.DecodeStatement(payload)
+	isDamaged := func(w wrongSig) bool { return !errors.Is(w.err, errUnsigned) }
+	if errors.Is(err, image.ErrVersion) && !slices.ContainsFunc(wrong, isDamaged) {
+		c.tell(Problem{
+			Kind: "unknown", Object: key, Images: u.list(), Note: true,
+			Message: fmt.Sprintf("%v: it and what it names were not checked, use the quarry that wrote it", err),
+		})
+		return nil
+	}
 	if err != nil {
 		return c.damaged("statement", key, damage{err}, u)
 	}
@@ -78,6 +86,10 @@ func (c *checker) image(ctx context.Context, source chunk.Digest, platform image
 		return c.damaged("statement", key, damagef("the statement is about %s for %s", s.Source, s.Platform), u)
 	}
 	for _, w := range wrong {
+		if !isDamaged(w) {
+			c.unsigned(key, "the image", u)
+			continue
+		}
 		if err := c.damaged("statement", w.key, w.err, u); err != nil {
 			return err
 		}
@@ -118,9 +130,11 @@ type wrongSig struct {
 	err error
 }
 
+// errUnsigned says that a statement has no signature: a state, no damage.
+var errUnsigned = errors.New("it has no signature")
+
 // signatures returns what is wrong with the signatures of a statement: those
-// that are none, and that no trusted key has signed it. Where signatures are not
-// a must, a statement without any is an image that waits for one, and no damage.
+// that are none, that no trusted key has signed it, and errUnsigned.
 func (c *checker) signatures(ctx context.Context, key, prefix string, payload []byte) (wrong []wrongSig) {
 	fail := func(err error) []wrongSig { return append(wrong, wrongSig{key, err}) }
 	var sigs []signer.Signature
@@ -148,8 +162,8 @@ func (c *checker) signatures(ctx context.Context, key, prefix string, payload []
 		sigs = append(sigs, sig)
 	}
 	if len(sigs) == 0 {
-		if c.cfg.Signed && len(wrong) == 0 {
-			return fail(damagef("the image has no signature"))
+		if len(wrong) == 0 {
+			return fail(errUnsigned)
 		}
 		return wrong
 	}

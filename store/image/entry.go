@@ -1,6 +1,9 @@
 package image
 
 import (
+	"fmt"
+	"strconv"
+
 	"quarry/rafs"
 	"quarry/store/chunk"
 )
@@ -15,6 +18,12 @@ const (
 	TypeBlock   = '4'
 	TypeDir     = '5'
 	TypeFIFO    = '6'
+)
+
+// The largest device numbers that Linux has.
+const (
+	MaxMajor = 1<<12 - 1
+	MaxMinor = 1<<20 - 1
 )
 
 // Entry is one entry of a layer's tar with its content replaced by chunk
@@ -34,4 +43,17 @@ type Entry struct {
 	Size      int64          // TypeReg: length in bytes
 	Xattrs    []rafs.Xattr   // in tar order, full names, no policy applied
 	Chunks    []chunk.Digest // TypeReg: chunk.Count(Size, S) digests
+}
+
+// longestQuote is how much of a name a message shows. Every path that a program
+// can open is shown whole.
+const longestQuote = 4096
+
+// Quote returns a name of an entry for a message, its middle left out when a
+// hostile layer made it a megabyte long.
+func Quote(name string) string {
+	if len(name) <= longestQuote {
+		return strconv.Quote(name)
+	}
+	return fmt.Sprintf("%q…%q (%d bytes)", name[:longestQuote/2], name[len(name)-longestQuote/2:], len(name))
 }

@@ -94,6 +94,9 @@ func DecodeFailure(b []byte) (Failure, error) {
 	if err := json.Unmarshal(b, &head); err != nil {
 		return Failure{}, fmt.Errorf("failure record: %w: %w", ErrMalformed, err)
 	}
+	if head.Version < 1 {
+		return Failure{}, fmt.Errorf("failure record: %w: it has no version", ErrMalformed)
+	}
 	if head.Version != FailureVersion {
 		return Failure{}, fmt.Errorf("failure record: %w: version %d, this program knows %d", ErrVersion, head.Version, FailureVersion)
 	}

@@ -21,10 +21,15 @@ func TestGolden(t *testing.T) {
 	name := exampleName()
 	expires := name.Issued.AddDate(0, 0, 30)
 	name.Expires = &expires
+	failure, err := image.EncodeFailure(aFailure())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for file, got := range map[string]string{
 		"image_statement.golden": string(encodeStatement(t, exampleStatement())),
 		"name_statement.golden":  string(encodeName(t, name)),
 		"layer.golden":           annotate(t, encodeLayer(t, exampleRecord())),
+		"failure.golden":         string(failure),
 	} {
 		path := filepath.Join("testdata", file)
 		if *update {

@@ -79,6 +79,9 @@ func verify(statementEnvelope, nameEnvelope []byte, w Want) (*Verified, error) {
 	}
 	payload, keyID, err := signer.Open(statementEnvelope, StatementType, w.Trust)
 	if err != nil {
+		if errors.Is(err, signer.ErrAltered) {
+			err = fmt.Errorf("%w: convert the image again", err)
+		}
 		return nil, fmt.Errorf("image statement: %w", err)
 	}
 	s, err := DecodeStatement(payload)
@@ -86,7 +89,7 @@ func verify(statementEnvelope, nameEnvelope []byte, w Want) (*Verified, error) {
 		return nil, err
 	}
 	if s.Source != *source {
-		return nil, fmt.Errorf("%w: want source %s, the image statement has %s: the store answered for another image", ErrWrongSource, *source, s.Source)
+		return nil, fmt.Errorf("%w: want source %s, the image statement has %s: the store answered for another image: convert the image again", ErrWrongSource, *source, s.Source)
 	}
 	if s.Platform != w.Platform {
 		return nil, fmt.Errorf("%w: want %s, the image statement has %s: convert the image for %s, or ask for the platform it has", ErrWrongPlatform, w.Platform, s.Platform, w.Platform)

@@ -1,0 +1,91 @@
+package check_test
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"quarry/signer"
+	"quarry/store/bucket/buckettest"
+	"quarry/store/image"
+)
+
+// What another quarry has written is unknown and not damaged: it stays.
+func TestRecordsOfAnotherVersionAreLeftAlone(t *testing.T) {
+	w := newWorld(t)
+	layer := buckettest.Keys(t, w.bucket, image.LayersPrefix)[0]
+	failure := image.FailureKey("team/task", "v1")
+	raw := buckettest.Bytes(t, w.bucket, layer)
+	for _, version := range []uint32{1, 3, 1 << 20} {
+		binary.LittleEndian.PutUint32(raw[8:], version)
+		buckettest.Put(t, w.bucket, layer, raw)
+		buckettest.Put(t, w.bucket, failure, []byte(`{"version":7,"more":1}`))
+		if found, _ := w.run(t); len(found) > 0 {
+			t.Errorf("version %d: found %+v", version, found)
+		}
+		if got := buckettest.Bytes(t, w.bucket, layer); !slices.Equal(got, raw) {
+			t.Errorf("version %d: the layer record was changed", version)
+		}
+		buckettest.Bytes(t, w.bucket, failure)
+	}
+	w.convert(t)
+	if found, _ := w.run(t); len(found) > 0 {
+		t.Errorf("after converting again: %+v", found)
+	}
+}
+
+func TestAFailureRecordThatIsNoneIsRemoved(t *testing.T) {
+	w := newWorld(t)
+	good, err := image.EncodeFailure(image.Failure{
+		Repo: "team/task", Tag: "v2", State: image.FailureUnfinished, Source: "oci:/x", Converter: "c/1", Time: time.Unix(1e9, 0),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := image.FailureKey("team/task", "v2")
+	buckettest.Put(t, w.bucket, key, good)
+	if found, _ := w.run(t); len(found) > 0 {
+		t.Fatalf("found %+v, and the record is good", found)
+	}
+	for name, junk := range map[string]string{
+		"empty": "", "no record": "{}", "of another name": string(good), "too large": strings.Repeat("x", image.MaxFailure+1),
+	} {
+		key := image.FailureKey("team/task", "v3")
+		buckettest.Put(t, w.bucket, key, []byte(junk))
+		found, _ := w.run(t)
+		if len(found) != 1 || found[0].Kind != "failure-record" || found[0].Object != key || found[0].Note {
+			t.Errorf("%s: found %+v, want %s", name, found, key)
+		}
+		if found, _ := w.run(t); len(found) > 0 {
+			t.Errorf("%s: found %+v after it was removed", name, found)
+		}
+	}
+	buckettest.Bytes(t, w.bucket, key)
+}
+
+// A statement of another version is noted, when nothing says that it was altered.
+func TestAStatementOfAnotherVersionIsUnknown(t *testing.T) {
+	w := newWorld(t)
+	w.Signed = true
+	sigKey := w.sigs(t)[0]
+	key, _, _ := strings.Cut(sigKey, "/sigs/")
+	key += "/statement"
+	payload := []byte(strings.Replace(string(buckettest.Bytes(t, w.bucket, key)), `"version":1`, `"version":9`, 1))
+	buckettest.Put(t, w.bucket, key, payload)
+	found, _ := w.run(t)
+	if got := kinds(found); !slices.Equal(got, []string{"statement"}) {
+		t.Errorf("altered: found %+v, want the statement", found)
+	}
+	sig := signer.Sign(w.conv.SigningKey, image.StatementType, payload)
+	raw, err := sig.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	buckettest.Put(t, w.bucket, sigKey, raw)
+	found, _ = w.run(t)
+	if got := kinds(found); !slices.Equal(got, []string{"note unknown"}) {
+		t.Errorf("of a later quarry: found %+v, want a note", found)
+	}
+}
