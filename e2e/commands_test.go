@@ -232,6 +232,7 @@ func killReader(ts *testscript.TestScript, neg bool, args []string) {
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		ts.Check(err)
 		ts.Check(syscall.Kill(pid, syscall.SIGKILL))
+		waitEnd(ts, pid)
 		return
 	}
 	ts.Fatalf("no reader of %s runs", args[0])
@@ -243,9 +244,17 @@ func waitExit(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
 	ts.Check(err)
+	waitEnd(ts, pid)
+}
+
+// waitEnd waits until a process and all its threads have ended: until then the
+// process holds its locks, also when it was killed.
+func waitEnd(ts *testscript.TestScript, pid int) {
+	dir := fmt.Sprintf("/proc/%d", pid)
 	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil || bytes.Contains(stat, []byte(") Z ")) {
+		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+		threads, _ := os.ReadDir(filepath.Join(dir, "task"))
+		if err != nil || bytes.Contains(stat, []byte(") Z ")) && len(threads) <= 1 {
 			return
 		}
 	}

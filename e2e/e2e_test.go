@@ -262,7 +262,7 @@ func flip(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // killPID kills a process that a JSON file, or one with a number, names: killpid
-// SIGNAL GLOB.
+// SIGNAL GLOB. With signal 9 it waits for the end.
 func killPID(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: killpid SIGNAL FILE")
@@ -282,6 +282,9 @@ func killPID(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(err)
 	}
 	ts.Check(syscall.Kill(doc.PID, syscall.Signal(sig)))
+	if syscall.Signal(sig) == syscall.SIGKILL {
+		waitEnd(ts, doc.PID)
+	}
 }
 
 // waitFor waits until a file holds a text: waitfor FILE TEXT; with !, until the

@@ -209,15 +209,15 @@ func (w *Worker) stopIfUnused(ctx context.Context, dir string, wait bool) error 
 		if use == unused {
 			break
 		}
-		// A process that was killed holds its sandbox until the kernel has taken it
-		// apart: it may have died since this process swept.
+		if waited := time.Since(start); !wait || use == usedHere || use == usedElsewhere && waited > cloneGrace || waited > passingGrace {
+			return nil
+		}
+		// A process that was killed owns its sandbox until the kernel has taken it
+		// apart, which may be after this process has swept.
 		if use == usedInPassing {
 			if err := w.sweepSandboxes(ctx); err != nil {
 				return err
 			}
-		}
-		if waited := time.Since(start); !wait || use == usedHere || use == usedElsewhere && waited > cloneGrace || waited > passingGrace {
-			return nil
 		}
 	}
 	if err := attach.End(ctx, dir); err != nil {
@@ -378,11 +378,12 @@ func mountedElsewhere(dev uint64, root string) (use, error) {
 }
 
 // isRunsc reports whether a process is one of runsc's, by the name it gives
-// itself, such as runsc-gofer.
+// itself, such as runsc-gofer. One without arguments counts as that: its guests
+// have none, nor has what is just being executed.
 func isRunsc(pid string) bool {
 	raw, err := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
 	name, _, _ := strings.Cut(string(raw), "\x00")
-	return err == nil && strings.HasPrefix(filepath.Base(name), "runsc")
+	return err == nil && (name == "" || strings.HasPrefix(filepath.Base(name), "runsc"))
 }
 
 // mountedBeside looks for the device in a mount table, in a place other than root.

@@ -1,16 +1,19 @@
 package worker
 
 import (
+	"bufio"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"quarry/internal/need"
 	"quarry/internal/proc"
 	"quarry/nbd/attach"
 )
@@ -93,6 +96,68 @@ func TestSweepEndsWhatADeadOwnerStarted(t *testing.T) {
 	}
 	if _, err := attach.ProcessStart(other.Process.Pid); err != nil { // a zombie counts as ended
 		t.Errorf("another sandbox's process was ended: %v", err)
+	}
+}
+
+// A killed process may end after the sweep of the one that shares its mount.
+func TestASandboxWhoseOwnerDiesLateDoesNotKeepTheMount(t *testing.T) {
+	need.Root(t)
+	w := testWorker(t)
+	b, err := w.create(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(w.Dir.path, "mounts", "x")
+	root, guest := filepath.Join(dir, "root"), filepath.Join(b.dir, "guest")
+	for _, d := range []string{root, guest} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mount("image", root, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(root, unix.MNT_DETACH)
+	gofer := exec.Command("/bin/sh")
+	gofer.Args = []string{"runsc-gofer", "-c", `mount --bind "$0" "$1" && echo up && read wait`, root, guest}
+	gofer.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	stdin, err1 := gofer.StdinPipe()
+	stdout, err2 := gofer.StdoutPipe()
+	if err := errors.Join(err1, err2, gofer.Start()); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "up\n" {
+		t.Fatalf("the gofer says %q, error %v", line, err)
+	}
+	time.AfterFunc(50*time.Millisecond, b.owner.Unlock) // as its owner's death does
+	ended := make(chan error, 1)
+	go func() { ended <- gofer.Wait() }() // ends with the gofer, which ends with its stdin
+	if err := w.stopIfUnused(t.Context(), dir, true); err != nil {
+		t.Error(err)
+	}
+	stdin.Close()
+	if err := <-ended; err == nil || gofer.ProcessState.Exited() {
+		t.Errorf("the gofer was not killed: %v", err)
+	}
+	for _, d := range []string{dir, b.dir} {
+		if _, err := os.Stat(d); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", d, err)
+		}
+	}
+}
+
+// A sweep may open the owner's file of a sandbox that its owner then removes.
+func TestASandboxThatIsGoneIsRemoved(t *testing.T) {
+	w := testWorker(t)
+	b, err := w.create(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(b.dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.remove(); err != nil {
+		t.Error(err)
 	}
 }
 

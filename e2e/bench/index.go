@@ -20,6 +20,13 @@ const (
 	// maxLookups is the limit of the look-ups' time, in percent of the conversion
 	// that makes as many.
 	maxLookups = 5.0
+
+	// The steps from one chunk that is looked up to the next. Content comes again
+	// in the order in which it came first; imageStep is an image that has every
+	// third chunk of a pack. spread, a prime, goes from pack to pack and meets no
+	// key twice.
+	imageStep = 3
+	spread    = 7919
 )
 
 // measureIndex looks chunks up in an index of ten million, one batch after the
@@ -55,34 +62,39 @@ func (b *bench) lookUps(ctx context.Context, dir string, cache int64) (fresh, kn
 	}
 	defer ix.Close()
 	name := fmt.Sprintf("index of %d million keys, %d MiB cache: ", indexKeys/1_000_000, cache>>20)
+	var scattered float64
 	// The first of each fills the cache, as an hour of a store's work would.
 	for range 2 {
-		if fresh, err = lookUp(ctx, ix, indexKeys, false); err != nil {
+		if fresh, err = lookUp(ctx, ix, indexKeys, spread, false); err != nil {
 			return 0, 0, err
 		}
-		if known, err = lookUp(ctx, ix, 0, true); err != nil {
+		if scattered, err = lookUp(ctx, ix, 0, spread, true); err != nil {
+			return 0, 0, err
+		}
+		if known, err = lookUp(ctx, ix, 0, imageStep, true); err != nil {
 			return 0, 0, err
 		}
 	}
 	b.figure(name+"new chunks", fmt.Sprintf("%.0f keys/s", 1/fresh))
 	b.figure(name+"known chunks", fmt.Sprintf("%.0f keys/s", 1/known))
+	b.figure(name+"known chunks, each of another pack", fmt.Sprintf("%.0f keys/s", 1/scattered))
 	b.figure(name+"disk", fmt.Sprintf("%.1f bytes a key", float64(ix.Stats().DiskBytes)/indexKeys))
 	return fresh, known, nil
 }
 
 // lookUp returns the seconds of one look-up, of chunks that are all known or all
-// new. They are spread over all packs.
-func lookUp(ctx context.Context, ix *chunkindex.Index, first uint64, want bool) (float64, error) {
+// new, step after step.
+func lookUp(ctx context.Context, ix *chunkindex.Index, first, step uint64, want bool) (float64, error) {
 	ds := make([]chunk.Digest, lookupBatch)
 	var spent time.Duration
 	n := uint64(0)
 	for range lookups / lookupBatch {
 		for i := range ds {
 			ds[i] = indextest.Digest(first + n)
-			n = (n + 7919) % indexKeys // a prime, so no key comes twice
+			n = (n + step) % indexKeys
 		}
 		start := time.Now()
-		_, found, err := ix.LookupBatch(ctx, ds)
+		found, err := ix.HasBatch(ctx, ds)
 		spent += time.Since(start)
 		if err != nil {
 			return 0, err

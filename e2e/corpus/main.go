@@ -50,6 +50,9 @@ func run(ctx context.Context, args []string) error {
 	case "report":
 		return runReport(ctx, args[1:])
 	case buildInside:
+		if err := leaveImages(); err != nil {
+			return err
+		}
 		return runBuild(ctx, args[1:])
 	}
 	return fmt.Errorf("no command %q\n%s", args[0], usage)

@@ -127,11 +127,11 @@ func read(t *testing.T, data, name, ref string) *converted {
 	if want.Ref, err = image.ParseRef(ref); err != nil {
 		t.Fatal(err)
 	}
-	nameEnvelope, statement, err := c.Image(ctx, want.Ref, want.Platform)
+	doc, err := c.Image(ctx, want.Ref, want.Platform)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := image.Verify(statement, nameEnvelope, want)
+	v, err := image.Verify(doc.Image, doc.Name, want)
 	if err != nil {
 		t.Fatal(err)
 	}

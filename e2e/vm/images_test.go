@@ -116,9 +116,9 @@ func writeDisk(t *testing.T, url, keys, ref, dir, name string) diskImage {
 	check(t, err)
 	r, err := image.ParseRef(ref)
 	check(t, err)
-	nameEnv, stmtEnv, err := c.Image(t.Context(), r, image.HostPlatform())
+	doc, err := c.Image(t.Context(), r, image.HostPlatform())
 	check(t, err)
-	v, err := image.Verify(stmtEnv, nameEnv, image.Want{Ref: r, Platform: image.HostPlatform(), Trust: trust})
+	v, err := image.Verify(doc.Image, doc.Name, image.Want{Ref: r, Platform: image.HostPlatform(), Trust: trust})
 	check(t, err)
 	boot, err := c.Bootstrap(t.Context(), v.Statement.Bootstrap, v.Statement.BootstrapSize)
 	check(t, err)
@@ -139,24 +139,17 @@ func copyDevice(ctx context.Context, d nbd.Device, to string) error {
 		return err
 	}
 	defer f.Close()
-	r := io.NewSectionReader(readerAt{ctx, d}, 0, d.Size())
-	if _, err := io.CopyBuffer(f, r, make([]byte, 4<<20)); err != nil {
-		return err
+	p := make([]byte, 4<<20)
+	for off := int64(0); off < d.Size(); off += int64(len(p)) {
+		p = p[:min(int64(len(p)), d.Size()-off)]
+		if err := d.ReadAt(ctx, p, off); err != nil {
+			return err
+		}
+		if _, err := f.Write(p); err != nil {
+			return err
+		}
 	}
 	return f.Close()
-}
-
-// readerAt reads a device with one context.
-type readerAt struct {
-	ctx context.Context
-	d   nbd.Device
-}
-
-func (r readerAt) ReadAt(p []byte, off int64) (int, error) {
-	if err := r.d.ReadAt(r.ctx, p, off); err != nil {
-		return 0, err
-	}
-	return len(p), nil
 }
 
 func check(t *testing.T, err error) {
