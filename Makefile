@@ -69,7 +69,7 @@ lint: $(BIN)/staticcheck
 	$(BIN)/staticcheck ./...
 
 # What reads bytes from outside, 30 s each.
-FUZZ := converter:FuzzLayerStack converter/layer:FuzzRead converter/oci:FuzzOpen rafs:FuzzDecode rafs:FuzzPatched
+FUZZ := converter:FuzzLayerStack converter/layer:FuzzRead converter/oci:FuzzOpen internal/inflate:FuzzReader rafs:FuzzDecode rafs:FuzzPatched
 
 fuzz:
 	@.ci/fuzz 30s $(FUZZ)
@@ -78,6 +78,8 @@ fuzz:
 long: setup build images
 	@.ci/fuzz 5m
 	go test -count=1 -timeout 60m ./e2e/vm -full
+	go vet -tags long ./converter
+	go test -tags long -count=1 -timeout 20m -run WithoutHoles ./converter
 
 # Writes the golden files anew; read the diff.
 golden:
