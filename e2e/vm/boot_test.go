@@ -57,8 +57,10 @@ func TestAGuestThatFailsIsAFailure(t *testing.T) {
 
 	hung, end := context.WithCancelCause(ctx)
 	errLate := errors.New("too late")
+	var said strings.Builder // a word can come in pieces
 	console := writerFunc(func(p []byte) {
-		if strings.Contains(string(p), "hangs") {
+		said.Write(p)
+		if strings.Contains(said.String(), "hangs") {
 			end(errLate)
 		}
 	})
