@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -17,16 +18,16 @@ import (
 
 // dropping serves a unix socket and drops the first connections unanswered, as
 // a background server does that ends.
-func dropping(t *testing.T, drops int, h http.HandlerFunc) *client.Client {
+func dropping(t *testing.T, drops int32, h http.HandlerFunc) *client.Client {
 	t.Helper()
+	var seen atomic.Int32 // each connection has a goroutine of its own
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if drops > 0 {
-			drops--
+		if seen.Add(1) <= drops {
 			panic(http.ErrAbortHandler)
 		}
 		h(w, r)
