@@ -17,6 +17,7 @@ import (
 
 	"quarry/internal/proc"
 	"quarry/nbd/attach"
+	"quarry/worker/folder"
 )
 
 // One EROFS mount and one shim per image are shared by all its users. A user is a
@@ -38,15 +39,15 @@ func (mt *Mount) Root() string { return filepath.Join(mt.dir, "root") }
 
 // Acquire mounts the image when it is not, and takes a reference that lives as
 // long as this process or until Release.
-func (w *Worker) Acquire(ctx context.Context, im *Image) (*Mount, error) {
+func (w *Worker) Acquire(ctx context.Context, im *folder.Image) (*Mount, error) {
 	return w.acquire(ctx, im, false)
 }
 
 // acquire is Acquire; with noACL, of the mount without POSIX ACLs.
-func (w *Worker) acquire(ctx context.Context, im *Image, noACL bool) (*Mount, error) {
-	dir := w.Dir.mountDir(im.ID)
+func (w *Worker) acquire(ctx context.Context, im *folder.Image, noACL bool) (*Mount, error) {
+	dir := w.Dir.MountDir(im.ID)
 	if noACL {
-		dir = w.Dir.noACLDir(im.ID)
+		dir = w.Dir.NoACLDir(im.ID)
 	}
 	l, err := proc.TakeLock(ctx, dir+".lock")
 	if err != nil {
@@ -86,7 +87,7 @@ const poll = 5 * time.Millisecond
 
 // ensureMounted makes sure that the image is mounted and answers: its reader may
 // have died since, and a new one is then found by the shim.
-func (w *Worker) ensureMounted(ctx context.Context, im *Image, dir string, noACL bool) error {
+func (w *Worker) ensureMounted(ctx context.Context, im *folder.Image, dir string, noACL bool) error {
 	if err := w.ensureReader(ctx); err != nil {
 		return err
 	}
@@ -134,7 +135,7 @@ func mounted(dir string) bool {
 }
 
 // start runs a shim in dir; the caller holds the image's lock.
-func (w *Worker) start(ctx context.Context, im *Image, dir string, noACL bool) error {
+func (w *Worker) start(ctx context.Context, im *folder.Image, dir string, noACL bool) error {
 	// What is there is dead, or a shim whose starter died while it began.
 	if err := attach.End(ctx, dir); err != nil {
 		return err
@@ -276,7 +277,7 @@ func inUse(dir string) (use, error) {
 }
 
 // MountAt mounts the image on an existing empty folder and leaves it there.
-func (w *Worker) MountAt(ctx context.Context, im *Image, target string) (err error) {
+func (w *Worker) MountAt(ctx context.Context, im *folder.Image, target string) (err error) {
 	mt, err := w.Acquire(ctx, im)
 	if err != nil {
 		return err
@@ -284,7 +285,7 @@ func (w *Worker) MountAt(ctx context.Context, im *Image, target string) (err err
 	cleanup := context.WithoutCancel(ctx)
 	defer func() { err = errors.Join(err, mt.Release(cleanup)) }()
 	// Two commands must not find the same folder empty.
-	l, err := proc.TakeLock(ctx, filepath.Join(w.Dir.path, "mount-at.lock"))
+	l, err := proc.TakeLock(ctx, filepath.Join(w.Dir.Path(), "mount-at.lock"))
 	if err != nil {
 		return err
 	}
@@ -461,12 +462,12 @@ func unmountBind(path string) error {
 
 // mountOf finds the image mount that has the device.
 func (w *Worker) mountOf(dev uint64) (dir string, ok bool) {
-	entries, err := os.ReadDir(filepath.Join(w.Dir.path, "mounts"))
+	entries, err := os.ReadDir(w.Dir.Mounts())
 	if err != nil {
 		return "", false
 	}
 	for _, e := range entries {
-		dir := filepath.Join(w.Dir.path, "mounts", e.Name())
+		dir := filepath.Join(w.Dir.Mounts(), e.Name())
 		if have, err := deviceOf(filepath.Join(dir, "root")); e.IsDir() && err == nil && have == dev {
 			return dir, true
 		}

@@ -13,6 +13,8 @@ import (
 
 	"quarry/nbd/attach"
 	"quarry/store/chunk"
+	"quarry/worker/folder"
+	"quarry/worker/reader"
 )
 
 // Command is what to run in an image; zero fields mean what the image's config
@@ -36,7 +38,7 @@ type Ended struct {
 	Status      int           // its exit status, 128+n when signal n ended it
 	FirstOutput time.Duration // from Run's start; 0 when there was none
 	Duration    time.Duration
-	Stats       ImageStats // what the run cost, see ImageStats
+	Stats       reader.Stats // what the run cost, see reader.Stats
 }
 
 var (
@@ -52,7 +54,7 @@ var (
 // end of ctx kills it, and its cause is the error. A non-zero exit is not an error; errors mean that the command did not run to
 // its end, or that what it read may have been wrong. Nothing of the sandbox is
 // left in either case.
-func (w *Worker) Run(ctx context.Context, im *Image, c Command) (end Ended, err error) {
+func (w *Worker) Run(ctx context.Context, im *folder.Image, c Command) (end Ended, err error) {
 	started := time.Now()
 	if err := runsHere(im); err != nil {
 		return end, err
@@ -85,7 +87,7 @@ func orCause(ctx context.Context, err error) error {
 }
 
 // runIn makes the sandbox, runs the command and removes the sandbox.
-func (w *Worker) runIn(ctx context.Context, im *Image, mt *Mount, c Command) (status int, err error) {
+func (w *Worker) runIn(ctx context.Context, im *folder.Image, mt *Mount, c Command) (status int, err error) {
 	spec, err := specOf(ctx, im, mt.Root(), c)
 	if err != nil {
 		return 0, err
@@ -103,7 +105,7 @@ func (w *Worker) runIn(ctx context.Context, im *Image, mt *Mount, c Command) (st
 
 // specOf is newSpec for a store that does not answer: it reads the image, and a
 // read of a mount cannot be interrupted, only left behind.
-func specOf(ctx context.Context, im *Image, root string, c Command) (*specs.Spec, error) {
+func specOf(ctx context.Context, im *folder.Image, root string, c Command) (*specs.Spec, error) {
 	type made struct {
 		spec *specs.Spec
 		err  error
@@ -127,12 +129,12 @@ func specOf(ctx context.Context, im *Image, root string, c Command) (*specs.Spec
 type readWatch struct {
 	w      *Worker
 	id     chunk.Digest
-	before ImageStats
+	before reader.Stats
 	shim   attach.State
 }
 
-func (w *Worker) watchReads(ctx context.Context, im *Image, mt *Mount) (*readWatch, error) {
-	before, err := w.Dir.Stats(ctx, im.ID)
+func (w *Worker) watchReads(ctx context.Context, im *folder.Image, mt *Mount) (*readWatch, error) {
+	before, err := reader.ImageStats(ctx, w.Dir, im.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -140,8 +142,8 @@ func (w *Worker) watchReads(ctx context.Context, im *Image, mt *Mount) (*readWat
 	return &readWatch{w: w, id: im.ID, before: before, shim: shim}, err
 }
 
-func (r *readWatch) end(ctx context.Context) (ImageStats, error) {
-	after, err := r.w.Dir.Stats(ctx, r.id)
+func (r *readWatch) end(ctx context.Context) (reader.Stats, error) {
+	after, err := reader.ImageStats(ctx, r.w.Dir, r.id)
 	if err == nil && after.Opening != r.before.Opening {
 		err = errors.New("the reader was replaced")
 	}
@@ -149,21 +151,9 @@ func (r *readWatch) end(ctx context.Context) (ImageStats, error) {
 		err = fmt.Errorf("the shim %d has ended", r.shim.PID)
 	}
 	if err != nil {
-		return ImageStats{}, fmt.Errorf("reads of the image may have failed during the run: %w", err)
+		return reader.Stats{}, fmt.Errorf("reads of the image may have failed during the run: %w", err)
 	}
-	return after.since(r.before), nil
-}
-
-// since subtracts an earlier reading. With several sandboxes of one image at
-// once the traffic of all of them is in it: they share the mount.
-func (a ImageStats) since(b ImageStats) ImageStats {
-	a.Requests -= b.Requests
-	a.WireBytes -= b.WireBytes
-	a.ChunkBytes -= b.ChunkBytes
-	a.DeviceBytes -= b.DeviceBytes
-	a.FailedReads -= b.FailedReads
-	a.Errors = a.Errors[min(len(a.Errors), len(b.Errors)):]
-	return a
+	return after.Since(r.before), nil
 }
 
 // firstWrite notes when the first byte was written to any of its writers.

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"quarry/internal/proc"
+	"quarry/worker/folder"
 )
 
 type sandbox struct {
@@ -32,13 +33,13 @@ type sandbox struct {
 
 // create makes a sandbox folder that this process owns.
 func (w *Worker) create(ctx context.Context) (*sandbox, error) {
-	l, err := proc.TakeLock(ctx, w.Dir.sandboxLock())
+	l, err := proc.TakeLock(ctx, w.Dir.SandboxLock())
 	if err != nil {
 		return nil, err
 	}
 	defer l.Unlock()
 	id := strings.ToLower(rand.Text())
-	b := &sandbox{w: w, id: id, dir: filepath.Join(w.Dir.path, "sandboxes", id)}
+	b := &sandbox{w: w, id: id, dir: filepath.Join(w.Dir.Sandboxes(), id)}
 	for _, sub := range []string{"", "runsc", "upper"} {
 		if err := os.Mkdir(filepath.Join(b.dir, sub), 0o700); err != nil {
 			return nil, err
@@ -122,7 +123,7 @@ func (b *sandbox) processes() ([]int, error) {
 }
 
 func readPID(path string) (int, error) {
-	raw, err := readBounded(path, maxJSON)
+	raw, err := folder.ReadBounded(path, folder.MaxJSON)
 	if err != nil {
 		return 0, err
 	}
@@ -143,7 +144,7 @@ func (b *sandbox) goferPID() (int, error) {
 		var state struct {
 			GoferPID int `json:"goferPid"`
 		}
-		err := readJSON(filepath.Join(dir, e.Name()), &state)
+		err := folder.ReadJSON(filepath.Join(dir, e.Name()), &state)
 		return state.GoferPID, err
 	}
 	return 0, fmt.Errorf("runsc left no state in %s", dir)
@@ -229,7 +230,7 @@ func (b *sandbox) start(ctx context.Context, streams *stdio) error {
 
 // failure returns runsc's last error from its log, of JSON lines.
 func (b *sandbox) failure() string {
-	raw, err := readBounded(filepath.Join(b.dir, "runsc.log"), maxJSON)
+	raw, err := folder.ReadBounded(filepath.Join(b.dir, "runsc.log"), folder.MaxJSON)
 	if err != nil {
 		return err.Error()
 	}

@@ -16,6 +16,7 @@ import (
 	"quarry/internal/need"
 	"quarry/internal/proc"
 	"quarry/nbd/attach"
+	"quarry/worker/folder"
 )
 
 func testWorker(t *testing.T) *Worker {
@@ -26,7 +27,7 @@ func testWorker(t *testing.T) *Worker {
 	}
 	t.Cleanup(func() { os.RemoveAll(base) })
 	// The folder's own name must not be taken for a pattern.
-	d, err := OpenDir(filepath.Join(base, "w*[g]"))
+	d, err := folder.Open(filepath.Join(base, "w*[g]"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +58,7 @@ func TestASandboxIsNotSweptWhileItIsMadeOrRuns(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if left, _ := os.ReadDir(filepath.Join(w.Dir.path, "sandboxes")); len(left) > 0 {
+	if left, _ := os.ReadDir(w.Dir.Sandboxes()); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
 }
@@ -107,7 +108,7 @@ func TestASandboxWhoseOwnerDiesLateDoesNotKeepTheMount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := filepath.Join(w.Dir.path, "mounts", "x")
+	dir := filepath.Join(w.Dir.Mounts(), "x")
 	root, guest := filepath.Join(dir, "root"), filepath.Join(b.dir, "guest")
 	for _, d := range []string{root, guest} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -163,7 +164,7 @@ func TestASandboxThatIsGoneIsRemoved(t *testing.T) {
 
 func TestAMountIsInUseWhileAProcessHoldsAReference(t *testing.T) {
 	w := testWorker(t)
-	dir := filepath.Join(w.Dir.path, "mounts", "x")
+	dir := filepath.Join(w.Dir.Mounts(), "x")
 	if err := os.MkdirAll(filepath.Join(dir, "refs"), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -13,12 +13,13 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"quarry/store/image"
+	"quarry/worker/folder"
 )
 
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // runsHere refuses an image of another architecture before anything is mounted.
-func runsHere(im *Image) error {
+func runsHere(im *folder.Image) error {
 	host := image.HostPlatform()
 	p := im.Statement.Platform
 	if p.OS != host.OS || p.Arch != host.Arch {
@@ -29,7 +30,7 @@ func runsHere(im *Image) error {
 
 // newSpec makes the OCI runtime spec of a command in the image mounted at root.
 // Everything it looks up, users and programs, is looked up inside the image.
-func newSpec(im *Image, root string, c Command) (*specs.Spec, error) {
+func newSpec(im *folder.Image, root string, c Command) (*specs.Spec, error) {
 	var config v1.Image
 	if err := json.Unmarshal(im.Config, &config); err != nil {
 		return nil, fmt.Errorf("image config %s: %w", im.Statement.Config, err)

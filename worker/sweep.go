@@ -21,7 +21,7 @@ func (w *Worker) Sweep(ctx context.Context) error {
 }
 
 func (w *Worker) sweepMounts(ctx context.Context) error {
-	entries, err := os.ReadDir(filepath.Join(w.Dir.path, "mounts"))
+	entries, err := os.ReadDir(w.Dir.Mounts())
 	if err != nil {
 		return err
 	}
@@ -31,7 +31,7 @@ func (w *Worker) sweepMounts(ctx context.Context) error {
 		if !ok {
 			continue
 		}
-		dir := filepath.Join(w.Dir.path, "mounts", name)
+		dir := filepath.Join(w.Dir.Mounts(), name)
 		l, err := proc.TryLock(dir + ".lock")
 		if errors.Is(err, proc.ErrLocked) {
 			continue
@@ -67,18 +67,18 @@ func (w *Worker) sweepSandboxes(ctx context.Context) error {
 // deadSandboxes takes over the sandboxes whose owner has ended. The lock keeps
 // those out that are being made and are not owned yet.
 func (w *Worker) deadSandboxes(ctx context.Context) ([]*sandbox, error) {
-	l, err := proc.TakeLock(ctx, w.Dir.sandboxLock())
+	l, err := proc.TakeLock(ctx, w.Dir.SandboxLock())
 	if err != nil {
 		return nil, err
 	}
 	defer l.Unlock()
-	entries, err := os.ReadDir(filepath.Join(w.Dir.path, "sandboxes"))
+	entries, err := os.ReadDir(w.Dir.Sandboxes())
 	if err != nil {
 		return nil, err
 	}
 	var dead []*sandbox
 	for _, e := range entries {
-		b := &sandbox{w: w, id: e.Name(), dir: filepath.Join(w.Dir.path, "sandboxes", e.Name())}
+		b := &sandbox{w: w, id: e.Name(), dir: filepath.Join(w.Dir.Sandboxes(), e.Name())}
 		b.owner, err = proc.TryLockExisting(filepath.Join(b.dir, "owner"))
 		if errors.Is(err, proc.ErrLocked) {
 			continue

@@ -4,13 +4,15 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"quarry/api/client"
 	"quarry/store/chunk"
-	"quarry/worker"
+	"quarry/worker/folder"
+	"quarry/worker/reader"
 )
 
 // newReader is hidden: mounts start it by themselves.
@@ -30,11 +32,11 @@ func newReader() *cobra.Command {
 }
 
 func runReader(ctx context.Context, dir string, stderr io.Writer) error {
-	d, err := worker.OpenDir(dir)
+	d, err := folder.Open(dir)
 	if err != nil {
 		return err
 	}
-	return worker.RunReader(ctx, worker.ReaderConfig{
+	return reader.Run(ctx, reader.Config{
 		Dir: d, Open: openChunks, Log: slog.New(slog.NewJSONHandler(stderr, nil)),
 	})
 }
@@ -45,10 +47,10 @@ type chunkSource struct {
 	data dataDir // the store's data folder, "" for a store node
 }
 
-var _ worker.ChunkSource = chunkSource{}
+var _ reader.ChunkSource = chunkSource{}
 
-func openChunks(o worker.Origin) (worker.ChunkSource, error) {
-	t := target{data: o.Data, store: o.Store}
+func openChunks(o folder.Origin) (reader.ChunkSource, error) {
+	t := target{data: o.Data, store: strings.Join(o.Stores, ",")}
 	c, err := t.dial()
 	if err != nil {
 		return nil, err
@@ -56,7 +58,7 @@ func openChunks(o worker.Origin) (worker.ChunkSource, error) {
 	return chunkSource{Client: c, data: dataDir(o.Data)}, nil
 }
 
-// Traffic implements worker.ChunkSource.
+// Traffic implements reader.ChunkSource.
 func (s chunkSource) Traffic() (requests, wireBytes int64) { return traffic(s.Client) }
 
 func traffic(c *client.Client) (requests, wireBytes int64) {
@@ -64,7 +66,7 @@ func traffic(c *client.Client) (requests, wireBytes int64) {
 	return int64(st.Requests), int64(st.BytesIn + st.BytesOut)
 }
 
-// KeepAlive implements worker.ChunkSource. Only a data folder's own socket
+// KeepAlive implements reader.ChunkSource. Only a data folder's own socket
 // takes leases.
 func (s chunkSource) KeepAlive(ctx context.Context, lease string, id chunk.Digest, ttl time.Duration) error {
 	if s.data == "" {
@@ -74,7 +76,7 @@ func (s chunkSource) KeepAlive(ctx context.Context, lease string, id chunk.Diges
 	return err
 }
 
-// EndLease implements worker.ChunkSource.
+// EndLease implements reader.ChunkSource.
 func (s chunkSource) EndLease(ctx context.Context, lease string) error {
 	// A server that is gone has no lease, and none is started to hear that.
 	if s.data == "" || !answers(ctx, s.data) {

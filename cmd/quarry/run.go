@@ -20,6 +20,8 @@ import (
 
 	"quarry/store/chunk"
 	"quarry/worker"
+	"quarry/worker/folder"
+	"quarry/worker/reader"
 )
 
 type runOptions struct {
@@ -207,19 +209,19 @@ func givenEnv(list []string) ([]string, error) {
 }
 
 // fetchImage resolves and verifies an image, and says what that cost.
-func fetchImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name string) (*worker.Image, worker.ImageStats, error) {
+func fetchImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name string) (*folder.Image, reader.Stats, error) {
 	ref, platform, err := w.wanted(name)
 	if err != nil {
-		return nil, worker.ImageStats{}, err
+		return nil, reader.Stats{}, err
 	}
 	images, c, err := w.target.images(ctx, wk)
 	if err != nil {
-		return nil, worker.ImageStats{}, err
+		return nil, reader.Stats{}, err
 	}
 	defer c.Close()
 	im, err := images.Fetch(ctx, ref, platform)
 	requests, wire := traffic(c)
-	return im, worker.ImageStats{Requests: requests, WireBytes: wire}, err
+	return im, reader.Stats{Requests: requests, WireBytes: wire}, err
 }
 
 // statsVersion is the version of the --stats file.
@@ -241,11 +243,11 @@ type runFigures struct {
 	DurationMillis    float64            `json:"duration_ms"`
 	ExitStatus        int                `json:"exit_status"`
 	FailedReads       int64              `json:"failed_reads"` // answered with EIO
-	ReadErrors        []worker.ReadError `json:"read_errors"`  // the first 64
+	ReadErrors        []reader.ReadError `json:"read_errors"`  // the first 64
 	Error             string             `json:"error,omitempty"`
 }
 
-func runStats(name string, im *worker.Image, fetched worker.ImageStats, end worker.Ended, err error) runFigures {
+func runStats(name string, im *folder.Image, fetched reader.Stats, end worker.Ended, err error) runFigures {
 	s := runFigures{
 		Version: statsVersion, Image: name, ImageID: im.ID, ImageSizeBytes: im.RAFS.FileBytes(),
 		BootstrapBytes: im.Statement.BootstrapSize,
@@ -255,7 +257,7 @@ func runStats(name string, im *worker.Image, fetched worker.ImageStats, end work
 		ExitStatus: end.Status, FailedReads: end.Stats.FailedReads, ReadErrors: end.Stats.Errors,
 	}
 	if s.ReadErrors == nil {
-		s.ReadErrors = []worker.ReadError{}
+		s.ReadErrors = []reader.ReadError{}
 	}
 	if err != nil {
 		s.Error = err.Error()
@@ -275,7 +277,7 @@ func writeStats(path string, s runFigures) error {
 
 // reportReadErrors says which reads of the image failed while the command ran:
 // the command saw EIO and may have hidden it.
-func reportReadErrors(stderr io.Writer, st worker.ImageStats) {
+func reportReadErrors(stderr io.Writer, st reader.Stats) {
 	for _, e := range st.Errors {
 		// The path is the image's, the reason partly the store's: neither may write
 		// on this terminal.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"quarry/internal/proc"
 	"quarry/signer"
 	"quarry/worker"
+	"quarry/worker/folder"
 )
 
 // target says which store a command speaks to: a data folder on this machine,
@@ -31,7 +33,7 @@ type target struct {
 func (t *target) flags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&t.data, "data", "", "data folder on this machine (env QUARRY_DATA)")
-	f.StringVar(&t.store, "store", "", "URL of a store node (env QUARRY_STORE)")
+	f.StringVar(&t.store, "store", "", "URL of a store node, or several with commas between, the preferred one first (env QUARRY_STORE)")
 	f.StringVar(&t.trust, "trust", "", "public key, or folder of *.pub, for --store (env QUARRY_TRUST)")
 }
 
@@ -71,6 +73,14 @@ func (t *target) resolve() error {
 	return fmt.Errorf("data folder %s has no store; quarry convert or quarry serve makes one", d)
 }
 
+// stores returns the URLs of --store.
+func (t *target) stores() []string {
+	if t.store == "" {
+		return nil
+	}
+	return strings.Split(t.store, ",")
+}
+
 // client connects to the store; a data folder without a server gets one, before
 // the first request, because that may be one that cannot be sent twice.
 func (t *target) client(ctx context.Context) (*client.Client, error) {
@@ -88,7 +98,7 @@ func (t *target) client(ctx context.Context) (*client.Client, error) {
 // dial returns a client that connects at its first request.
 func (t *target) dial() (*client.Client, error) {
 	if t.data == "" {
-		return client.New(client.Config{URL: t.store})
+		return client.New(client.Config{URL: t.stores()[0]})
 	}
 	d := dataDir(t.data)
 	return client.New(client.Config{
@@ -109,7 +119,7 @@ func (t *target) trusted() (signer.Trust, error) {
 }
 
 // images returns the worker's way to verified images of this store.
-func (t *target) images(ctx context.Context, wk *worker.Worker) (*worker.Images, *client.Client, error) {
+func (t *target) images(ctx context.Context, wk *worker.Worker) (*folder.Images, *client.Client, error) {
 	c, err := t.client(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -119,8 +129,8 @@ func (t *target) images(ctx context.Context, wk *worker.Worker) (*worker.Images,
 		c.Close()
 		return nil, nil, err
 	}
-	return &worker.Images{
-		Dir: wk.Dir, Source: c, Origin: worker.Origin{Store: t.store, Data: t.data}, Trust: trust, Log: wk.Log,
+	return &folder.Images{
+		Dir: wk.Dir, Source: c, Origin: folder.Origin{Stores: t.stores(), Data: t.data}, Trust: trust, Log: wk.Log,
 	}, c, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"quarry/nbd/attach"
 	"quarry/store/image"
 	"quarry/worker"
+	"quarry/worker/folder"
 )
 
 // workerFlags are the flags of the commands that use images on this machine.
@@ -56,7 +57,7 @@ func (w *workerFlags) wanted(name string) (ref image.Ref, p image.Platform, err 
 
 // worker opens this machine's worker and sweeps what killed commands left in it.
 func (w *workerFlags) worker(ctx context.Context, stderr io.Writer) (*worker.Worker, error) {
-	d, err := worker.OpenDir(w.dir)
+	d, err := folder.Open(w.dir)
 	if err != nil {
 		return nil, err
 	}

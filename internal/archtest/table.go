@@ -54,11 +54,13 @@ var arrows = map[string][]string{
 	"converter/oci":   {"converter/layer", "store/chunk", "store/image"},
 	"converter/layer": {"internal/inflate", "internal/rescue", "rafs", "store", "store/chunk", "store/image"},
 	"converter/tree":  {"rafs", "store", "store/chunk", "store/image"},
-	"worker":          {"nbd", "nbd/attach", "nbd/blockdev", "rafs", "signer", "store", "store/chunk", "store/image", "internal/durable", "internal/proc"},
+	"worker":          {"nbd/attach", "rafs", "store/chunk", "store/image", "internal/proc", "worker/folder", "worker/reader"},
+	"worker/folder":   {"rafs", "signer", "store/chunk", "store/image", "internal/durable", "internal/proc"},
+	"worker/reader":   {"nbd", "nbd/blockdev", "store", "store/chunk", "internal/proc", "worker/folder"},
 
 	// Programs.
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/packed",
-		"internal/proc", "store/check", "api", "api/client", "converter", "converter/oci", "converter/proof", "converter/tree", "worker"),
+		"internal/proc", "store/check", "api", "api/client", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
 
 	// What only tests import. None of these names stands in a row above.

@@ -1,8 +1,7 @@
-// Package worker is the image path of one machine that runs sandboxes: it
-// fetches and verifies images, mounts them through a reader and a shim process,
-// and runs commands in them under runsc. It keeps all state in one private
-// folder, so that any command can clean up after one that was killed.
-package worker
+// Package folder is the private folder of one machine's worker: its layout, and
+// the verified images in it. Whoever is given the folder after a crash finds all
+// there is to know about them in it.
+package folder
 
 import (
 	"encoding/json"
@@ -20,25 +19,6 @@ import (
 // must fit the 108 bytes of a unix socket address.
 const maxDirPath = 80
 
-// Worker mounts images and runs commands in them on this machine.
-type Worker struct {
-	Dir           Dir
-	ReaderCommand []string     // how to start the reader
-	ShimPath      string       // the quarry-shim program
-	Runsc         string       // the runsc program, for Run
-	ReadAheadKiB  int          // of attached devices; 0 is none
-	Log           *slog.Logger // nil = discard
-}
-
-func (w *Worker) log() *slog.Logger { return logOr(w.Log) }
-
-func logOr(log *slog.Logger) *slog.Logger {
-	if log == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return log
-}
-
 // Dir is a worker folder. Its layout:
 //
 //	images/<id>/     statement, config, bootstrap: verified when read, every time;
@@ -54,9 +34,9 @@ func logOr(log *slog.Logger) *slog.Logger {
 //	latest.json      which image each reference was the last time, a hint
 type Dir struct{ path string }
 
-// OpenDir makes the folder when missing, with mode 0700, and returns it. An
+// Open makes the folder when missing, with mode 0700, and returns it. An
 // existing folder must belong to this user and be closed to others.
-func OpenDir(path string) (Dir, error) {
+func Open(path string) (Dir, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return Dir{}, fmt.Errorf("worker folder %s: %w", path, err)
@@ -88,18 +68,32 @@ func (d Dir) ReaderSocket() string { return filepath.Join(d.path, "reader.sock")
 // ReaderControl is where the reader serves its statistics over HTTP.
 func (d Dir) ReaderControl() string { return filepath.Join(d.path, "reader.http") }
 
-// sandboxLock is held while a sandbox's folder is made, or dead ones are listed.
-func (d Dir) sandboxLock() string { return filepath.Join(d.path, "sandboxes.lock") }
+// SandboxLock is held while a sandbox's folder is made, or dead ones are listed.
+func (d Dir) SandboxLock() string { return filepath.Join(d.path, "sandboxes.lock") }
+
+// ReaderLock is held by the reader.
+func (d Dir) ReaderLock() string { return filepath.Join(d.path, "reader.lock") }
+
+// ReaderLog is where the reader's log goes.
+func (d Dir) ReaderLog() string { return filepath.Join(d.path, "reader.log") }
+
+// Mounts has a folder for each mounted image.
+func (d Dir) Mounts() string { return filepath.Join(d.path, "mounts") }
+
+// Sandboxes has a folder for each sandbox.
+func (d Dir) Sandboxes() string { return filepath.Join(d.path, "sandboxes") }
+
+// MountDir is the folder of an image's mount.
+func (d Dir) MountDir(id chunk.Digest) string { return filepath.Join(d.Mounts(), id.Hex()) }
 
 func (d Dir) imageDir(id chunk.Digest) string { return filepath.Join(d.path, "images", id.Hex()) }
-func (d Dir) mountDir(id chunk.Digest) string { return filepath.Join(d.path, "mounts", id.Hex()) }
 
-// noACLDir is mountDir for a mount without POSIX ACLs.
-func (d Dir) noACLDir(id chunk.Digest) string { return d.mountDir(id) + ".noacl" }
+// NoACLDir is MountDir for a mount without POSIX ACLs.
+func (d Dir) NoACLDir(id chunk.Digest) string { return d.MountDir(id) + ".noacl" }
 
-// maxJSON bounds a JSON file of the folder: serials.json has some 200 bytes for
+// MaxJSON bounds a JSON file of the folder: serials.json has some 200 bytes for
 // each name a worker has ever used.
-const maxJSON = 64 << 20
+const MaxJSON = 64 << 20
 
 // errDamaged says that a file of the folder cannot be understood.
 var errDamaged = errors.New("damaged")
@@ -112,8 +106,9 @@ func writeJSON(path string, v any) error {
 	return durable.WriteFile(path, b, 0o600)
 }
 
-func readJSON(path string, v any) error {
-	b, err := readBounded(path, maxJSON)
+// ReadJSON reads a JSON file of the folder. Errors: fs.ErrNotExist.
+func ReadJSON(path string, v any) error {
+	b, err := ReadBounded(path, MaxJSON)
 	if err != nil {
 		return err
 	}
@@ -121,4 +116,11 @@ func readJSON(path string, v any) error {
 		return fmt.Errorf("%s: %w: %w", path, errDamaged, err)
 	}
 	return nil
+}
+
+func logOr(log *slog.Logger) *slog.Logger {
+	if log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return log
 }

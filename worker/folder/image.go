@@ -1,4 +1,4 @@
-package worker
+package folder
 
 import (
 	"context"
@@ -35,8 +35,12 @@ type Source interface {
 // Origin says where an image's chunks are fetched from, in a form that a reader
 // process started later understands.
 type Origin struct {
-	Store string `json:"store,omitempty"` // URL of a store node
-	Data  string `json:"data,omitempty"`  // data folder on this machine
+	Stores []string `json:"stores,omitempty"` // URLs of store nodes, the preferred one first
+	Data   string   `json:"data,omitempty"`   // data folder on this machine
+}
+
+func (o Origin) equal(other Origin) bool {
+	return o.Data == other.Data && slices.Equal(o.Stores, other.Stores)
 }
 
 // Image is one verified image on this worker.
@@ -95,7 +99,7 @@ func (s *Images) verify(ctx context.Context, nameEnv, stmtEnv []byte, ref image.
 	defer l.Unlock()
 	path := filepath.Join(s.Dir.path, "serials.json")
 	seen := map[string]image.Seen{}
-	if err := readJSON(path, &seen); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := ReadJSON(path, &seen); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("the highest serials seen: %w; remove the file to accept the names as the store has them now", err)
 	}
 	if seen == nil { // the file said null
@@ -162,7 +166,7 @@ func (d Dir) latestPath() string { return filepath.Join(d.path, "latest.json") }
 
 // readLatest returns the entries, those fetched last at the end.
 func (d Dir) readLatest() ([]latestImage, error) {
-	raw, err := readBounded(d.latestPath(), maxLatestBytes)
+	raw, err := ReadBounded(d.latestPath(), maxLatestBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -187,7 +191,7 @@ func (s *Images) latest(ctx context.Context, ref image.Ref, p image.Platform) *I
 	if i < 0 {
 		return nil
 	}
-	im, err := s.Dir.loadImage(list[i].Image)
+	im, err := s.Dir.Load(list[i].Image)
 	if err == nil {
 		return im
 	}
@@ -216,12 +220,19 @@ func (s *Images) remember(ctx context.Context, ref image.Ref, p image.Platform, 
 }
 
 func (s *Images) writeOrigin(id chunk.Digest) error {
-	path := filepath.Join(s.Dir.imageDir(id), "origin.json")
-	var have Origin
-	if err := readJSON(path, &have); err == nil && have == s.Origin {
+	have, err := s.Dir.Origin(id)
+	if err == nil && have.equal(s.Origin) {
 		return nil
 	}
-	return writeJSON(path, s.Origin)
+	return writeJSON(s.Dir.originPath(id), s.Origin)
+}
+
+func (d Dir) originPath(id chunk.Digest) string { return filepath.Join(d.imageDir(id), "origin.json") }
+
+// Origin says where an image's chunks are fetched from. Errors: fs.ErrNotExist.
+func (d Dir) Origin(id chunk.Digest) (Origin, error) {
+	var o Origin
+	return o, ReadJSON(d.originPath(id), &o)
 }
 
 // assemble checks every part against the image id, which names the statement,
@@ -264,26 +275,27 @@ func (d Dir) saveImage(id chunk.Digest, payload, config, boot []byte) error {
 	return nil
 }
 
-// loadImage reads an image from the worker's folder. The disk is not trusted:
+// Load reads an image from the worker's folder. The disk is not trusted:
 // every part is verified against the id.
-func (d Dir) loadImage(id chunk.Digest) (*Image, error) {
+func (d Dir) Load(id chunk.Digest) (*Image, error) {
 	dir := d.imageDir(id)
-	payload, err := readBounded(filepath.Join(dir, "statement"), image.MaxStatement)
+	payload, err := ReadBounded(filepath.Join(dir, "statement"), image.MaxStatement)
 	if err != nil {
 		return nil, err
 	}
-	config, err := readBounded(filepath.Join(dir, "config"), image.MaxConfig)
+	config, err := ReadBounded(filepath.Join(dir, "config"), image.MaxConfig)
 	if err != nil {
 		return nil, err
 	}
-	boot, err := readBounded(filepath.Join(dir, "bootstrap"), rafs.MaxBootstrap)
+	boot, err := ReadBounded(filepath.Join(dir, "bootstrap"), rafs.MaxBootstrap)
 	if err != nil {
 		return nil, err
 	}
 	return assemble(id, payload, config, boot)
 }
 
-func readBounded(path string, limit int64) ([]byte, error) {
+// ReadBounded reads a file of at most limit bytes.
+func ReadBounded(path string, limit int64) ([]byte, error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		return nil, err

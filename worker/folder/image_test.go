@@ -1,4 +1,4 @@
-package worker_test
+package folder_test
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"quarry/signer"
 	"quarry/store/chunk"
 	"quarry/store/image"
-	"quarry/worker"
+	"quarry/worker/folder"
 )
 
 // published is a store with one name, as a worker sees it. The fields can be
@@ -107,19 +107,19 @@ func (p *published) envelopes(ref image.Ref) (name, statement []byte, err error)
 }
 
 // worker returns a worker folder that trusts the publisher's key.
-func (p *published) worker(t *testing.T) *worker.Images {
+func (p *published) worker(t *testing.T) *folder.Images {
 	t.Helper()
-	d, err := worker.OpenDir(shortDir(t))
+	d, err := folder.Open(shortDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &worker.Images{
-		Dir: d, Source: p, Origin: worker.Origin{Store: "http://store"},
+	return &folder.Images{
+		Dir: d, Source: p, Origin: folder.Origin{Stores: []string{"http://store"}},
 		Trust: signer.NewTrust(p.key.Public()), Log: slog.New(slog.DiscardHandler),
 	}
 }
 
-func (p *published) fetch(t *testing.T, w *worker.Images) (*worker.Image, error) {
+func (p *published) fetch(t *testing.T, w *folder.Images) (*folder.Image, error) {
 	t.Helper()
 	return w.Fetch(t.Context(), p.ref, image.HostPlatform())
 }
@@ -248,7 +248,7 @@ func TestAnOlderNameIsRefusedAfterANewerOne(t *testing.T) {
 func TestTheSerialIsRememberedAndUnlockedBeforeContentComes(t *testing.T) {
 	p := publish(t)
 	w := p.worker(t)
-	other := &worker.Images{Dir: w.Dir, Source: p, Origin: w.Origin, Trust: w.Trust, Log: w.Log}
+	other := &folder.Images{Dir: w.Dir, Source: p, Origin: w.Origin, Trust: w.Trust, Log: w.Log}
 	calls := 0
 	p.verified = func() {
 		if calls++; calls > 1 {
@@ -295,10 +295,10 @@ func TestAWorkerFolderIsPrivate(t *testing.T) {
 	if err := os.Mkdir(open, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := worker.OpenDir(open); err == nil || !strings.Contains(err.Error(), "chmod") {
+	if _, err := folder.Open(open); err == nil || !strings.Contains(err.Error(), "chmod") {
 		t.Errorf("a folder others can enter: got %v", err)
 	}
-	if _, err := worker.OpenDir(filepath.Join(base, strings.Repeat("x", 100))); err == nil || !strings.Contains(err.Error(), "socket") {
+	if _, err := folder.Open(filepath.Join(base, strings.Repeat("x", 100))); err == nil || !strings.Contains(err.Error(), "socket") {
 		t.Errorf("a path too long for a socket: got %v", err)
 	}
 }

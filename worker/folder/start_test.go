@@ -1,4 +1,4 @@
-package worker_test
+package folder_test
 
 import (
 	"log/slog"
@@ -12,14 +12,14 @@ import (
 	"quarry/api/client"
 	"quarry/signer"
 	"quarry/store/image"
-	"quarry/worker"
+	"quarry/worker/folder"
 )
 
 // node is a store node and a worker that fetches from it over HTTP.
 type node struct {
 	*apitest.World
 	*client.Client
-	images *worker.Images
+	images *folder.Images
 }
 
 func newNode(t *testing.T) *node {
@@ -31,12 +31,12 @@ func newNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	d, err := worker.OpenDir(shortDir(t))
+	d, err := folder.Open(shortDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &node{World: w, Client: c, images: &worker.Images{
-		Dir: d, Source: c, Origin: worker.Origin{Store: srv.URL},
+	return &node{World: w, Client: c, images: &folder.Images{
+		Dir: d, Source: c, Origin: folder.Origin{Stores: []string{srv.URL}},
 		Trust: signer.NewTrust(w.Key.Public()), Log: slog.New(slog.DiscardHandler),
 	}}
 }
