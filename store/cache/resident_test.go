@@ -1,0 +1,68 @@
+package cache_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"quarry/store/cache"
+)
+
+// TestThePageCacheHoldsNothing looks at what the kernel keeps of the segments
+// after they were written and read: the pages of a mounted image are in its
+// cache once already.
+func TestThePageCacheHoldsNothing(t *testing.T) {
+	for mode, buffered := range modes {
+		t.Run(mode, func(t *testing.T) {
+			dir := t.TempDir()
+			var st unix.Statfs_t
+			if err := unix.Statfs(dir, &st); err != nil || st.Type == unix.TMPFS_MAGIC {
+				t.Skipf("the test's folder is in memory (%v)", err)
+			}
+			c := open(t, cache.Config{Dir: dir, Buffered: buffered})
+			all := chunks(0, 100, 200_000)
+			offerAll(t, c, all...)
+			for _, n := range all {
+				if !has(t, c, n) {
+					t.Fatal("a chunk is missing")
+				}
+			}
+			held, pages := resident(t, filepath.Join(dir, "0000000000000001.chunks"))
+			t.Logf("%d of %d pages are in the page cache", held, pages)
+			// The buffered way can only ask; the kernel keeps what is in flight.
+			if most := map[bool]int{false: 0, true: pages / 20}[buffered]; held > most {
+				t.Errorf("more than %d pages are in the page cache: %d", most, held)
+			}
+		})
+	}
+}
+
+// resident returns how many pages of a file are in the page cache.
+func resident(t *testing.T, path string) (held, pages int) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	vec := make([]byte, (len(mem)+page-1)/page)
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mem[0])), uintptr(len(mem)), uintptr(unsafe.Pointer(&vec[0]))); errno != 0 {
+		t.Fatal(errno)
+	}
+	for _, v := range vec {
+		held += int(v & 1)
+	}
+	return held, len(vec)
+}
