@@ -14,3 +14,11 @@ type Device interface {
 	// Size is the device's length in bytes, constant, a multiple of 4096.
 	Size() int64
 }
+
+// ReadyDevice is a Device that can say that it has the bytes at hand.
+type ReadyDevice interface {
+	Device
+	// TryReadAt is ReadAt when that would not wait for anything; it returns false
+	// otherwise, also for an error, and leaves p undefined.
+	TryReadAt(p []byte, off int64) bool
+}

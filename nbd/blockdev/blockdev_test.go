@@ -100,6 +100,11 @@ func chunksOf(p []byte) func(yield func([]byte) bool) {
 
 func (m *image) encode(t testing.TB, root *rafs.Inode) {
 	t.Helper()
+	m.encodeSized(t, root, chunkSize)
+}
+
+func (m *image) encodeSized(t testing.TB, root *rafs.Inode, chunkSize uint32) {
+	t.Helper()
 	var err error
 	if m.boot, err = rafs.Encode(&rafs.Tree{ChunkSize: chunkSize, Root: root}); err != nil {
 		t.Fatal(err)
@@ -118,7 +123,7 @@ func (m *image) encode(t testing.TB, root *rafs.Inode) {
 
 func (m *image) device(t testing.TB, configure ...func(*blockdev.Config)) *blockdev.Device {
 	t.Helper()
-	cfg := blockdev.Config{Bootstrap: m.boot, Image: m.img, Chunks: m.store}
+	cfg := blockdev.Config{Bootstrap: m.boot, Image: m.img, Chunks: m.store, GroupBytes: -1}
 	for _, f := range configure {
 		f(&cfg)
 	}
@@ -210,7 +215,7 @@ func TestManyReadersMakeOneFetch(t *testing.T) {
 		synctest.Wait() // all are waiting
 		close(release)
 		wg.Wait()
-		if s := d.Stats(); s.Fetches != 1 || s.Chunks != 1 || s.ReadBytes != 6400 || s.ChunkBytes != int64(m.img.Blob.Chunks[3].Len) {
+		if s := d.Stats(); s.Requests != 1 || s.Store.Fetched.Chunks != 1 || s.ReadBytes != 6400 || s.Store.Fetched.Bytes != int64(m.img.Blob.Chunks[3].Len) {
 			t.Errorf("64 readers of one chunk: %+v, want 1 fetch of 1 chunk", s)
 		}
 	})
@@ -221,7 +226,7 @@ func TestOneReadMakesOneBatch(t *testing.T) {
 	d := m.device(t)
 	checkRead(t, d, m.flat, m.dataOff(10), m.dataOff(20)-m.dataOff(10)) // chunks 10 to 19
 	checkRead(t, d, m.flat, m.dataOff(5), m.dataOff(25)-m.dataOff(5))
-	if s := d.Stats(); s.Fetches != 2 || s.Chunks != 20 {
+	if s := d.Stats(); s.Requests != 2 || s.Store.Fetched.Chunks != 20 {
 		t.Errorf("got %+v, want 20 chunks in 2 fetches", s)
 	}
 }
@@ -250,7 +255,7 @@ func TestCancelledLeaderFailsNobodyElse(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		wg.Wait()
-		if s := d.Stats(); s.Fetches != 1 || s.Errors != 0 {
+		if s := d.Stats(); s.Requests != 1 || s.Errors != 0 {
 			t.Errorf("got %+v, want the one fetch to go on", s)
 		}
 	})
@@ -365,10 +370,10 @@ func (g getBatch) GetBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk
 	return g(ctx, ds, fn)
 }
 
-func TestCacheIsBoundedAndKeepsWhatIsUsed(t *testing.T) {
+func TestMemoryIsBoundedAndKeepsWhatIsUsed(t *testing.T) {
 	m := makeImage(t, 60)
 	const limit = 4 * chunkSize
-	d := m.device(t, func(c *blockdev.Config) { c.Cache = blockdev.NewCache(limit) })
+	d := m.device(t, func(c *blockdev.Config) { c.Memory = blockdev.NewMemory(limit) })
 	full := -1 // a chunk of full length
 	for i, c := range m.img.Blob.Chunks {
 		if c.Len == chunkSize {
@@ -380,20 +385,20 @@ func TestCacheIsBoundedAndKeepsWhatIsUsed(t *testing.T) {
 		checkRead(t, d, m.flat, m.dataOff(full), 1) // always the one used last
 		checkRead(t, d, m.flat, m.dataOff(i), 1)
 	}
-	if s := d.Stats(); s.Chunks != int64(len(m.img.Blob.Chunks)) {
-		t.Errorf("%d chunks fetched, want each of %d once", s.Chunks, len(m.img.Blob.Chunks))
+	if s := d.Stats(); s.Store.Fetched.Chunks != int64(len(m.img.Blob.Chunks)) {
+		t.Errorf("%d chunks fetched, want each of %d once", s.Store.Fetched.Chunks, len(m.img.Blob.Chunks))
 	}
-	before := d.Stats().Chunks
+	before := d.Stats().Store.Fetched.Chunks
 	for i := range m.img.Blob.Chunks {
 		checkRead(t, d, m.flat, m.dataOff(i), 1)
 	}
-	if again := d.Stats().Chunks - before; again < int64(len(m.img.Blob.Chunks))*9/10 {
+	if again := d.Stats().Store.Fetched.Chunks - before; again < int64(len(m.img.Blob.Chunks))*9/10 {
 		t.Errorf("only %d of %d chunks were fetched again from a cache of %d bytes", again, len(m.img.Blob.Chunks), limit)
 	}
-	none := m.device(t, func(c *blockdev.Config) { c.Cache = blockdev.NewCache(-1) })
+	none := m.device(t, func(c *blockdev.Config) { c.Memory = blockdev.NewMemory(-1) })
 	checkRead(t, none, m.flat, 0, none.Size())
 	checkRead(t, none, m.flat, m.dataOff(0), 1)
-	if s := none.Stats(); s.Fetches != 2 {
+	if s := none.Stats(); s.Requests != 2 {
 		t.Errorf("without a cache: %+v, want 2 fetches", s)
 	}
 }
@@ -411,7 +416,7 @@ func TestCloseEndsFetches(t *testing.T) {
 	go func() { read <- d.ReadAt(t.Context(), make([]byte, 1), m.dataOff(0)) }() // ends by Close
 	<-started
 	d.Close()
-	if err := <-read; !errors.Is(err, context.Canceled) {
+	if err := <-read; !errors.Is(err, blockdev.ErrClosed) {
 		t.Errorf("read during Close got %v", err)
 	}
 	if err := d.ReadAt(t.Context(), make([]byte, 1), m.dataOff(0)); !errors.Is(err, blockdev.ErrClosed) {
@@ -426,14 +431,14 @@ func TestNewRefusesAnotherImagesBootstrap(t *testing.T) {
 	}
 }
 
-func TestDevicesShareOneCache(t *testing.T) {
+func TestDevicesShareOneMemory(t *testing.T) {
 	m := makeImage(t, 60)
-	shared := blockdev.NewCache(0)
-	first := m.device(t, func(c *blockdev.Config) { c.Cache = shared })
-	second := m.device(t, func(c *blockdev.Config) { c.Cache = shared })
+	shared := blockdev.NewMemory(0)
+	first := m.device(t, func(c *blockdev.Config) { c.Memory = shared })
+	second := m.device(t, func(c *blockdev.Config) { c.Memory = shared })
 	checkRead(t, first, m.flat, 0, first.Size())
 	checkRead(t, second, m.flat, 0, second.Size())
-	if s := second.Stats(); s.Fetches != 0 {
+	if s := second.Stats(); s.Requests != 0 {
 		t.Errorf("the second device fetched what the first had: %+v", s)
 	}
 }

@@ -4,96 +4,170 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
+	"quarry/store"
 	"quarry/store/chunk"
 )
 
-// flight is one chunk being fetched, waited for by any number of reads. p and
-// err are set before done is closed and not changed after.
-type flight struct {
-	done chan struct{}
-	p    []byte
-	err  error // *ReadError
+// foreignPatience is what a read waits for a chunk that another device fetches,
+// from a store that may be another: after that it asks its own.
+const foreignPatience = 5 * time.Second
+
+// ReadError says which chunk a read needed and could not get.
+type ReadError struct {
+	Chunk   chunk.Digest
+	Off     int64         // of the chunk in the flattened device
+	Path    string        // first file of the image that uses it; "" when not known
+	Outcome store.Outcome // why, in a word
+	Err     error
 }
 
-// get returns n chunks from first on, from the cache, from fetches that others
-// began, or from one fetch of all the rest.
-func (d *Device) get(ctx context.Context, first, n int) ([][]byte, error) {
-	if n == 0 {
-		return nil, nil
-	}
-	data := make([][]byte, n)
-	// A fetch that another read began may be near the end of its time; that
-	// is no reason to fail a read that has just come.
-	for again := true; again; {
-		waits, err := d.plan(ctx, first, data)
-		if err != nil {
-			return nil, err
-		}
-		again = false
-		for _, w := range waits {
-			select {
-			case <-w.f.done:
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
-			switch {
-			case w.f.err == nil:
-				data[w.i] = w.f.p
-			case w.joined && errors.Is(w.f.err, context.DeadlineExceeded):
-				again = true
-			default:
-				return nil, w.f.err
-			}
-		}
-	}
-	return data, nil
+func (e *ReadError) Error() string {
+	return fmt.Sprintf("read chunk %s of %s: %v", e.Chunk, e.Path, e.Err)
 }
 
-// wait is a read's interest in a flight.
+// Unwrap returns the store's error.
+func (e *ReadError) Unwrap() error { return e.Err }
+
+// wait is a piece's interest in a flight.
 type wait struct {
-	i      int // place in the read's data
+	pc     piece
 	f      *flight
 	joined bool // the flight was begun by another read
 }
 
-// plan takes what the cache has and returns what to wait for, having begun to
-// fetch what nobody had.
-func (d *Device) plan(ctx context.Context, first int, data [][]byte) ([]wait, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
+// demand answers pieces that neither memory nor the blocks on the disk could.
+func (d *Device) demand(ctx context.Context, pieces []piece) error {
+	start := time.Now()
+	var foreign map[chunk.Digest]bool // chunks that other devices have failed to get
+	for len(pieces) > 0 {
+		waits, err := d.join(ctx, pieces, foreign)
+		if err != nil {
+			return err
+		}
+		pieces = nil
+		for _, w := range waits {
+			err := d.await(ctx, w)
+			switch {
+			case err == nil:
+				copy(w.pc.p, w.f.p[w.pc.in:])
+				if d.memory.given(w.f.d, w.pc.in, int64(len(w.pc.p))) {
+					d.used(w.f.d)
+				}
+				d.count.read(w.f.tier, len(w.pc.p))
+				d.slow.note(w.pc.i, w.f.tier, start)
+			case w.f.owner != d:
+				if foreign == nil {
+					foreign = map[chunk.Digest]bool{}
+				}
+				foreign[w.f.d] = true
+				pieces = append(pieces, w.pc)
+			// A fetch that another read began may be near the end of its time; that
+			// is no reason to fail a read that has just come.
+			case w.joined && errors.Is(err, context.DeadlineExceeded) && time.Since(start) < d.timeout:
+				pieces = append(pieces, w.pc)
+			default:
+				d.slow.note(w.pc.i, "", start)
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// await waits for a flight. Errors: the flight's, ctx's, ErrClosed, and for a
+// flight of another device errForeign.
+func (d *Device) await(ctx context.Context, w wait) error {
+	var patience <-chan time.Time
+	if w.f.owner != d {
+		t := time.NewTimer(foreignPatience)
+		defer t.Stop()
+		patience = t.C
+	}
+	select {
+	case <-w.f.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-d.gone:
+		return ErrClosed
+	case <-patience:
+		return errForeign
+	}
+	if w.f.err != nil {
+		return w.f.err
+	}
+	if have, want := len(w.f.p), d.chunks[w.pc.i].Len; have != int(want) {
+		return d.failed(ctx, w.pc.i, wrongLength(w.f.d, have, want))
+	}
+	return nil
+}
+
+// errForeign says that another device did not get a chunk in time.
+var errForeign = errors.New("another image's fetch takes long")
+
+// wrongLength says that a chunk has another length than the bootstrap says.
+func wrongLength(d chunk.Digest, have int, want uint32) error {
+	return &store.CorruptError{Want: d, Err: fmt.Errorf("it has %d bytes, the bootstrap says %d", have, want)}
+}
+
+// join finds or begins the flight of every piece's chunk; chunks of alone are not
+// left to other devices.
+func (d *Device) join(ctx context.Context, pieces []piece, alone map[chunk.Digest]bool) ([]wait, error) {
+	m := d.memory
+	waits := make([]wait, 0, len(pieces))
+	var mine []*flight
+	m.mu.Lock()
+	for _, pc := range pieces {
+		c := d.chunks[pc.i]
+		f, joined := m.flights[c.Digest]
+		if h := m.at[c.Digest]; h != nil && len(h.p) == int(c.Len) { // it has just come
+			f, joined = &flight{d: c.Digest, owner: d, done: closedChan, p: h.p, tier: TierMemory}, false
+		} else if !joined || f.owner != d && alone[c.Digest] {
+			f, joined = &flight{d: c.Digest, i: pc.i, owner: d, done: make(chan struct{}), other: f}, false
+			m.flights[c.Digest] = f
+			mine = append(mine, f)
+		}
+		waits = append(waits, wait{pc, f, joined})
+	}
+	m.mu.Unlock()
+	if len(mine) == 0 {
+		return waits, nil
+	}
+	d.demanding(1)
+	started := d.start(ctx, func(ctx context.Context) {
+		defer d.demanding(-1)
+		d.get(ctx, mine)
+	})
+	if !started {
+		d.demanding(-1)
+		for _, f := range mine {
+			m.fail(f, ErrClosed)
+		}
 		return nil, ErrClosed
-	}
-	var waits []wait
-	var missing []int
-	for i := range data {
-		if data[i] != nil {
-			continue
-		}
-		c := d.chunks[first+i]
-		// Another image's table may lie about the length; arrive refuses it here.
-		if p := d.cache.get(c.Digest); len(p) == int(c.Len) {
-			data[i] = p
-			continue
-		}
-		f, joined := d.flights[first+i]
-		if !joined {
-			f = &flight{done: make(chan struct{})}
-			d.flights[first+i] = f
-			missing = append(missing, first+i)
-		}
-		waits = append(waits, wait{i: i, f: f, joined: joined})
-	}
-	if len(missing) > 0 {
-		d.startFetch(ctx, missing)
 	}
 	return waits, nil
 }
 
-// startFetch fetches chunks in the background, under a deadline of its own: the
-// read that began it may be cancelled while others wait. Called with mu held.
-func (d *Device) startFetch(ctx context.Context, missing []int) {
+var closedChan = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// start runs a fetch in the background, under a deadline of its own: the read
+// that began it may be cancelled while others wait. It reports false when the
+// device is closed.
+func (d *Device) start(ctx context.Context, fetch func(ctx context.Context)) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return false
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.timeout)
 	d.running[&cancel] = struct{}{}
 	d.fetching.Go(func() { // ends with its deadline, at the latest
@@ -103,71 +177,174 @@ func (d *Device) startFetch(ctx context.Context, missing []int) {
 			delete(d.running, &cancel)
 			d.mu.Unlock()
 		}()
-		d.fetch(ctx, missing)
+		fetch(ctx)
 	})
+	return true
 }
 
-// fetch gets chunks in one batch and ends the flight of each.
-func (d *Device) fetch(ctx context.Context, missing []int) {
-	byDigest := make(map[chunk.Digest]int, len(missing))
-	digests := make([]chunk.Digest, len(missing))
-	var total int64
-	for k, i := range missing {
-		digests[k] = d.chunks[i].Digest
-		byDigest[digests[k]] = i
-		total += int64(d.chunks[i].Len)
+// get ends flights: from the disk, with what is on its way already, and from the
+// store.
+func (d *Device) get(ctx context.Context, mine []*flight) {
+	if d.disk != nil {
+		rest := mine[:0]
+		for _, f := range mine {
+			if p := d.load(ctx, f.i); p != nil {
+				d.memory.arrive(arrival{d: f.d, p: p, tier: TierDisk, flight: f})
+			} else {
+				rest = append(rest, f)
+			}
+		}
+		mine = rest
 	}
-	err := d.budget.Acquire(ctx, min(total, maxFetchBytes))
+	onWay, missing := d.memory.met(mine)
+	var g sync.WaitGroup // ends before the fetch that it is a part of
+	if len(onWay) > 0 {
+		g.Go(func() { d.hedged(ctx, onWay) })
+	}
+	if len(missing) > 0 {
+		d.fetch(ctx, request{demanded: missing, ahead: d.neighbours(missing)})
+	} else if len(onWay) > 0 {
+		d.fetchAhead(mine[0].i)
+	}
+	g.Wait()
+}
+
+// hedged waits for chunks that are on their way, and fetches those that do not
+// come in time.
+func (d *Device) hedged(ctx context.Context, onWay map[*flight]*coming) {
+	t := time.NewTimer(d.hedge)
+	defer t.Stop()
+	late := false
+	var rest []*flight
+	for f, c := range onWay {
+		if !late {
+			select {
+			case <-f.done:
+			case <-c.done:
+			case <-t.C:
+				late = true
+			}
+		}
+		select {
+		case <-f.done:
+		default:
+			rest = append(rest, f)
+		}
+	}
+	if len(rest) > 0 {
+		d.fetch(ctx, request{demanded: rest})
+	}
+}
+
+// request is one request to the store.
+type request struct {
+	demanded []*flight
+	ahead    []int // chunks that nobody has asked for, announced with expect
+	patient  bool  // those wait for room in memory
+}
+
+// fetch makes a request: what reads wait for stands first in it, and each chunk is
+// given on as it comes.
+func (d *Device) fetch(ctx context.Context, rq request) error {
+	flights := make(map[chunk.Digest]*flight, len(rq.demanded))
+	ahead := make(map[chunk.Digest]int, len(rq.ahead))
+	digests := make([]chunk.Digest, 0, len(rq.demanded)+len(rq.ahead))
+	var total int64
+	for _, f := range rq.demanded {
+		digests, flights[f.d] = append(digests, f.d), f
+		total += int64(d.chunks[f.i].Len)
+	}
+	for _, i := range rq.ahead {
+		digest := d.chunks[i].Digest
+		digests, ahead[digest] = append(digests, digest), i
+	}
+	total = min(total, maxFetchBytes)
+	err := d.budget.Acquire(ctx, total)
 	if err == nil {
-		defer d.budget.Release(min(total, maxFetchBytes))
-		d.fetches.Add(1)
+		release := sync.OnceFunc(func() { d.budget.Release(total) })
+		defer release()
+		d.count.requests.Add(1)
 		err = d.src.GetBatch(ctx, digests, func(digest chunk.Digest, p []byte, err error) error {
-			if i, ok := byDigest[digest]; ok {
-				delete(byDigest, digest)
-				d.arrive(ctx, i, p, err)
+			if f := flights[digest]; f != nil {
+				delete(flights, digest)
+				d.came(ctx, f, p, err)
+				if len(flights) == 0 {
+					release()
+				}
+			} else if i, ok := ahead[digest]; ok {
+				delete(ahead, digest)
+				d.cameAhead(i, p, err, rq.patient)
 			}
 			return nil
 		})
 	}
-	if err == nil {
-		err = errors.New("store gave no answer")
+	missing := err
+	if missing == nil {
+		missing = errors.New("store gave no answer")
 	}
-	for _, i := range byDigest {
-		d.arrive(ctx, i, nil, err)
+	for _, f := range flights {
+		d.came(ctx, f, nil, missing)
+	}
+	for _, i := range ahead {
+		d.cameAhead(i, nil, missing, rq.patient)
+	}
+	return err
+}
+
+// came ends a flight. p is copied: it is the store's.
+func (d *Device) came(ctx context.Context, f *flight, p []byte, err error) {
+	c := d.chunks[f.i]
+	if err == nil && len(p) != int(c.Len) {
+		err = wrongLength(c.Digest, len(p), c.Len)
+	}
+	if err != nil {
+		select {
+		case <-f.done: // it has come another way
+		default:
+			d.memory.fail(f, d.failed(ctx, f.i, err))
+		}
+		return
+	}
+	own := append(make([]byte, 0, len(p)), p...)
+	d.count.store.fetched.add(int64(len(p)))
+	if fresh, _ := d.memory.arrive(arrival{d: c.Digest, p: own, tier: TierStore, flight: f}); fresh {
+		d.offer(c.Digest, own, false)
 	}
 }
 
-// arrive ends a chunk's flight. p is copied: it is the store's.
-func (d *Device) arrive(ctx context.Context, i int, p []byte, err error) {
+// cameAhead keeps a chunk that was fetched before a read asked for it. It fails
+// nobody: a read that waits for it asks by itself.
+func (d *Device) cameAhead(i int, p []byte, err error, patient bool) {
 	c := d.chunks[i]
-	if err == nil && len(p) != int(c.Len) {
-		err = fmt.Errorf("store gave %d bytes, the bootstrap says %d", len(p), c.Len)
+	defer d.memory.ahead.Release(int64(c.Len))
+	if err != nil || len(p) != int(c.Len) {
+		d.count.ahead.failed.Add(1)
+		d.memory.unexpect(c.Digest)
+		return
 	}
-	var data []byte
-	if err == nil {
-		data = append(make([]byte, 0, c.Len), p...)
-		d.fetched.Add(1)
-		d.chunkBytes.Add(int64(c.Len))
-	} else {
-		err = d.failed(ctx, i, err)
+	own := append(make([]byte, 0, len(p)), p...)
+	d.count.store.fetched.add(int64(len(p)))
+	d.count.ahead.fetched.add(int64(len(p)))
+	a := arrival{d: c.Digest, p: own, tier: TierStore, ahead: &d.count.ahead, patient: patient}
+	if fresh, waited := d.memory.arrive(a); fresh {
+		d.offer(c.Digest, own, !waited)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	f := d.flights[i]
-	delete(d.flights, i)
-	if err == nil {
-		d.cache.add(c.Digest, data)
-	}
-	f.p, f.err = data, err
-	close(f.done)
 }
 
 // failed counts and tells that chunk i could not be had.
 func (d *Device) failed(ctx context.Context, i int, err error) error {
+	select {
+	case <-d.gone:
+		return ErrClosed
+	default:
+	}
 	c := d.chunks[i]
-	e := &ReadError{Chunk: c.Digest, Off: d.mapped + c.DevOff, Path: d.pathOf(i), Err: err}
-	d.errs.Add(1)
-	d.log.ErrorContext(ctx, "chunk cannot be read", "chunk", c.Digest, "path", e.Path, "off", e.Off, "err", err)
+	e := &ReadError{Chunk: c.Digest, Off: d.mapped + c.DevOff, Path: d.paths.of(i), Outcome: store.OutcomeOf(err), Err: err}
+	if e.Outcome == "" { // nobody of ours went away
+		e.Outcome = store.Unreachable
+	}
+	d.count.failed(e.Outcome)
+	d.log.ErrorContext(ctx, "chunk cannot be read", "chunk", c.Digest, "path", e.Path, "outcome", e.Outcome, "off", e.Off, "err", err)
 	if d.onError != nil {
 		d.onError(e)
 	}

@@ -1,0 +1,84 @@
+package blockdev
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"quarry/store/chunk"
+)
+
+// ErrRefused says that a delivered chunk was not expected, or is not what its
+// digest says.
+var ErrRefused = errors.New("delivery refused")
+
+// Expected are chunks that somebody brings without having been asked for each,
+// in the order in which they are going to be read. A read that meets one waits
+// for it, at most Config.Hedge. Safe for concurrent use.
+type Expected struct {
+	d *Device
+
+	mu   sync.Mutex // guards left
+	left map[chunk.Digest]uint32
+}
+
+// Expect announces the chunks with these numbers. Numbers that the image does not
+// have are left out. Whoever calls it calls End, whatever happens.
+func (d *Device) Expect(numbers []uint32) *Expected {
+	e := &Expected{d: d, left: make(map[chunk.Digest]uint32, min(len(numbers), len(d.chunks)))}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return e
+	}
+	d.expected[e] = struct{}{}
+	for _, n := range numbers {
+		if int64(n) < int64(len(d.chunks)) {
+			c := &d.chunks[n]
+			e.left[c.Digest] = c.Len
+			d.memory.expect(c.Digest)
+		}
+	}
+	return e
+}
+
+// Deliver takes the plain bytes of an expected chunk; they are verified here and
+// copied. It is given to the reads that wait for it, and kept while there is room
+// for chunks that nobody has read yet. Errors: ErrRefused.
+func (e *Expected) Deliver(digest chunk.Digest, plain []byte) error {
+	d := e.d
+	e.mu.Lock()
+	length, ok := e.left[digest]
+	delete(e.left, digest)
+	e.mu.Unlock()
+	if !ok {
+		d.count.startRefused.Add(1)
+		return fmt.Errorf("%w: chunk %s was not expected, or has come before", ErrRefused, digest)
+	}
+	if len(plain) != int(length) || chunk.Sum(plain) != digest {
+		d.count.startRefused.Add(1)
+		d.memory.unexpect(digest)
+		return fmt.Errorf("%w: %d bytes are not chunk %s of %d", ErrRefused, len(plain), digest, length)
+	}
+	own := append(make([]byte, 0, len(plain)), plain...)
+	d.count.start.fetched.add(int64(len(own)))
+	d.count.ahead.fetched.add(int64(len(own)))
+	a := arrival{d: digest, p: own, tier: TierStart, ahead: &d.count.ahead, patient: true}
+	if fresh, waited := d.memory.arrive(a); fresh {
+		d.offer(digest, own, !waited)
+	}
+	return nil
+}
+
+// End says that no more chunks come: reads fetch by themselves what has not.
+func (e *Expected) End() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for digest := range e.left {
+		e.d.memory.unexpect(digest)
+	}
+	clear(e.left)
+	e.d.mu.Lock()
+	delete(e.d.expected, e)
+	e.d.mu.Unlock()
+}
