@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"strconv"
 	"time"
 
 	"quarry/store"
+	"quarry/store/bucket"
 	"quarry/store/chunk"
 	"quarry/store/packed"
 )
@@ -18,7 +20,7 @@ import (
 const maxBatchBody = MaxBatch*96 + 1024
 
 func (h *Handler) serveChunk(ctx context.Context, w *response, r *http.Request, d chunk.Digest) error {
-	leave, err := h.reads.enter(ctx)
+	leave, err := h.reads.enter(ctx, 1)
 	if err != nil {
 		return err
 	}
@@ -42,14 +44,16 @@ func (h *Handler) serveBatch(ctx context.Context, w *response, r *http.Request) 
 	if err != nil {
 		return err
 	}
-	leave, err := h.reads.enter(ctx)
+	leave, err := h.reads.enter(ctx, min(len(ds), bulkReads))
 	if err != nil {
 		return err
 	}
 	defer leave()
 	w.Header().Set("Content-Type", TypeFrames)
 	w.Header().Set("Cache-Control", "no-store")
-	ctx, cancel := context.WithCancelCause(ctx)
+	w.Header().Set("Trailer", TrailerBucketBytes)
+	var meter bucket.Meter
+	ctx, cancel := context.WithCancelCause(bucket.WithMeter(ctx, &meter))
 	defer cancel(nil)
 	stalled := time.AfterFunc(h.cfg.ChunkTimeout, func() { cancel(errStalled) })
 	defer stalled.Stop()
@@ -61,7 +65,9 @@ func (h *Handler) serveBatch(ctx context.Context, w *response, r *http.Request) 
 			unique = append(unique, d)
 		}
 	}
-	return b.run(ctx, unique)
+	err = b.run(ctx, unique)
+	w.Header().Set(TrailerBucketBytes, strconv.FormatInt(meter.Read(), 10))
+	return err
 }
 
 // errStalled ends a batch whose store gives no chunk any more.

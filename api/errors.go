@@ -41,8 +41,12 @@ type errorBody struct {
 func (e *Error) Error() string { return e.Message }
 
 // Is makes a decoded error match the sentinel that the server's table turned
-// into its code.
+// into its code, and store.ErrUnauthorised by its status: who asks for credentials
+// is mostly a proxy, which has no codes.
 func (e *Error) Is(target error) bool {
+	if target == store.ErrUnauthorised {
+		return e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden
+	}
 	for _, r := range errorTable {
 		if r.code == e.Code && r.target == target {
 			return true
@@ -73,6 +77,7 @@ var (
 	ErrLeasesFull      = errors.New("too many leases")
 	ErrObjectCorrupt   = errors.New("stored object is damaged")
 	ErrNotOffered      = errors.New("not offered by this server")
+	ErrBadTrace        = errors.New("not a trace of this image")
 )
 
 // statusClientGone is nginx's code for a client that went away; it only shows
@@ -93,6 +98,7 @@ type errorRow struct {
 var errorTable = []errorRow{
 	{errClientGone, statusClientGone, "client_gone", true, BlameUser},
 	{ErrBadRequest, http.StatusBadRequest, "bad_request", false, BlameUser},
+	{ErrBadTrace, http.StatusBadRequest, "bad_trace", false, BlameUser},
 	{ErrNoRoute, http.StatusNotFound, "no_route", false, BlameUser},
 	{ErrMethod, http.StatusMethodNotAllowed, "method_not_allowed", false, BlameUser},
 	{ErrTooLarge, http.StatusRequestEntityTooLarge, "too_large", false, BlameUser},

@@ -54,6 +54,7 @@ type Frame struct {
 type FrameError struct {
 	Off    int64 // of the frame in the answer
 	Reason string
+	Chunk  chunk.Digest // whose frame it says it is; zero where it says nothing yet
 }
 
 func (e *FrameError) Error() string {
@@ -181,10 +182,10 @@ func (fr *FrameReader) preamble() error {
 		return err
 	}
 	if string(pre[:8]) != frameMagic {
-		return &FrameError{0, fmt.Sprintf("magic is %q, want %q", pre[:8], frameMagic)}
+		return &FrameError{Off: 0, Reason: fmt.Sprintf("magic is %q, want %q", pre[:8], frameMagic)}
 	}
 	if v := binary.LittleEndian.Uint32(pre[8:]); v != frameVer {
-		return &FrameError{8, fmt.Sprintf("version %d, this program reads %d", v, frameVer)}
+		return &FrameError{Off: 8, Reason: fmt.Sprintf("version %d, this program reads %d", v, frameVer)}
 	}
 	return nil
 }
@@ -192,16 +193,16 @@ func (fr *FrameReader) preamble() error {
 func (fr *FrameReader) end(start int64, head []byte) error {
 	count := binary.LittleEndian.Uint32(head[4:])
 	if int64(count) != int64(fr.count) {
-		return &FrameError{start, fmt.Sprintf("end frame counts %d frames, %d came", count, fr.count)}
+		return &FrameError{Off: start, Reason: fmt.Sprintf("end frame counts %d frames, %d came", count, fr.count)}
 	}
 	for i, c := range head {
 		if c != 0 && i != 0 && (i < 4 || i >= 8) {
-			return &FrameError{start, "end frame has reserved bytes set"}
+			return &FrameError{Off: start, Reason: "end frame has reserved bytes set"}
 		}
 	}
 	switch n, err := io.ReadFull(fr.r, make([]byte, 1)); {
 	case n != 0:
-		return &FrameError{fr.off, "bytes after the end frame"}
+		return &FrameError{Off: fr.off, Reason: "bytes after the end frame"}
 	case err != io.EOF:
 		return err
 	}
@@ -219,10 +220,10 @@ func (fr *FrameReader) chunk(start int64, head []byte) (Frame, error) {
 	}
 	copy(f.Digest[:], head[16:])
 	if fr.count++; fr.count > fr.limit {
-		return Frame{}, &FrameError{start, fmt.Sprintf("more than the %d frames asked for", fr.limit)}
+		return Frame{}, &FrameError{Off: start, Reason: fmt.Sprintf("more than the %d frames asked for", fr.limit)}
 	}
 	if reason := checkHeader(head, f, size); reason != "" {
-		return Frame{}, &FrameError{start, reason}
+		return Frame{}, &FrameError{Off: start, Reason: reason, Chunk: f.Digest}
 	}
 	payload, err := fr.payload(int(size))
 	if err != nil {
@@ -233,7 +234,7 @@ func (fr *FrameReader) chunk(start int64, head []byte) (Frame, error) {
 		return f, nil
 	}
 	if !utf8.Valid(payload) || pack.Checksum(payload) != f.CRC {
-		return Frame{}, &FrameError{start, "reason is not UTF-8 or has another checksum"}
+		return Frame{}, &FrameError{Off: start, Reason: "reason is not UTF-8 or has another checksum", Chunk: f.Digest}
 	}
 	f.Reason, f.CRC = string(payload), 0
 	return f, nil

@@ -67,7 +67,7 @@ type Config struct {
 	Registry *prometheus.Registry // for the handler's metrics and /metrics; nil = a new one
 	Log      *slog.Logger         // nil = discard
 
-	MaxReads     int           // chunk and blob requests served at once; 0 = 64
+	MaxReads     int           // reads of the bucket by all requests together, see gate.go; 0 = 1024
 	MaxJobs      int           // convert, check and rebuild at once, others wait; 0 = 4
 	QueueTimeout time.Duration // wait of a read before 503; 0 = 2 s
 	ChunkTimeout time.Duration // silence of the store in a batch before the rest gets error frames; 0 = 15 s
@@ -89,9 +89,12 @@ type shared struct {
 	gather  http.Handler
 	leases  *leases
 	blobs   *blobCache
+	traces  *traces
 	reads   gate
 	jobs    gate
 	started time.Time
+
+	siblings *siblings
 
 	requests atomic.Uint64
 	sent     atomic.Uint64
@@ -112,23 +115,26 @@ func NewHandler(cfg Config) *Handler {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	setDefault(&cfg.MaxReads, 64)
+	setDefault(&cfg.MaxReads, maxReads)
 	setDefault(&cfg.MaxJobs, 4)
 	setDefault(&cfg.QueueTimeout, 2*time.Second)
 	setDefault(&cfg.ChunkTimeout, 15*time.Second)
 	setDefault(&cfg.StallTimeout, 10*time.Second)
-	return &Handler{local: cfg.Local, shared: &shared{
+	s := &shared{
 		cfg:     cfg,
 		log:     cfg.Log,
 		metrics: newMetrics(cfg.Registry),
 		gather:  promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}),
 		leases:  newLeases(cfg.Now),
 		blobs:   newBlobCache(),
-		reads:   gate{slots: make(chan struct{}, cfg.MaxReads), wait: cfg.QueueTimeout},
-		jobs:    gate{slots: make(chan struct{}, cfg.MaxJobs)},
+		traces:  newTraces(cfg.Bucket, cfg.Log, cfg.Now),
+		reads:   newGate(cfg.MaxReads, cfg.QueueTimeout),
+		jobs:    newGate(cfg.MaxJobs, 0),
 		started: cfg.Now(),
 		lastEnd: cfg.Now(),
-	}}
+	}
+	s.siblings = newSiblings(s)
+	return &Handler{local: cfg.Local, shared: s}
 }
 
 func setDefault[T int | time.Duration](v *T, def T) {
@@ -223,7 +229,9 @@ func (h *Handler) serve(w *response, r *http.Request, rt route) error {
 	case opImageDelete:
 		return h.deleteName(ctx, w, rt)
 	case opStart:
-		return h.serveStart(ctx, w, rt)
+		return h.serveStart(ctx, w, r, rt)
+	case opTrace:
+		return h.serveTrace(ctx, w, r, rt.digest)
 	case opBootstrap:
 		return h.serveBootstrap(ctx, w, r, rt.digest)
 	case opConfig:
@@ -293,40 +301,6 @@ func requestID(r *http.Request) string {
 		return rand.Text()
 	}
 	return id
-}
-
-// gate admits a bounded number of requests at once.
-type gate struct {
-	slots chan struct{}
-	wait  time.Duration // 0: as long as the request lives
-}
-
-// try is enter without waiting.
-func (g gate) try() (leave func(), ok bool) {
-	select {
-	case g.slots <- struct{}{}:
-		return func() { <-g.slots }, true
-	default:
-		return nil, false
-	}
-}
-
-// enter waits for a slot and returns how to give it back.
-func (g gate) enter(ctx context.Context) (leave func(), err error) {
-	var late <-chan time.Time
-	if g.wait > 0 {
-		timer := time.NewTimer(g.wait)
-		defer timer.Stop()
-		late = timer.C
-	}
-	select {
-	case g.slots <- struct{}{}:
-		return func() { <-g.slots }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-late:
-		return nil, fmt.Errorf("%w: %d requests of this kind are being served, try again", ErrBusy, cap(g.slots))
-	}
 }
 
 func (h *Handler) serveReady(ctx context.Context, w *response) error {

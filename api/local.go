@@ -105,7 +105,7 @@ func (h *Handler) stream(ctx context.Context, w *response, job func(*eventStream
 		if !ok {
 			s.send(Event{Type: EventProgress, Progress: &Progress{Step: stepWait}})
 			var err error
-			if leave, err = h.jobs.enter(ctx); err != nil {
+			if leave, err = h.jobs.enter(ctx, 1); err != nil {
 				return nil, err
 			}
 		}

@@ -15,6 +15,7 @@ type metrics struct {
 	sent     prometheus.Counter
 	chunks   *prometheus.CounterVec
 	inFlight prometheus.Gauge
+	hints    *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -36,8 +37,11 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "quarry_api_requests_in_flight", Help: "Requests being answered.",
 		}),
 	}
+	m.hints = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "quarry_api_hints_total", Help: "Starts that asked for a prefetch list, by whose they got: own, sibling, none.",
+	}, []string{"list"})
 	if reg != nil {
-		reg.MustRegister(m.requests, m.seconds, m.sent, m.chunks, m.inFlight)
+		reg.MustRegister(m.requests, m.seconds, m.sent, m.chunks, m.inFlight, m.hints)
 	}
 	return m
 }

@@ -27,6 +27,7 @@ const (
 	opImages
 	opImage
 	opImageDelete
+	opTrace
 	opStart
 	opBootstrap
 	opConfig
@@ -72,8 +73,8 @@ type routeRow struct {
 
 var routeTable = []routeRow{
 	{path: "/v1/images", methods: get(opImages), query: []string{"after", "limit"}, name: "images"},
-	{path: "/v1/images/", methods: map[string]op{"GET": opImage, "DELETE": opImageDelete},
-		arg: (*route).setRef, query: []string{"platform"}, name: "image"},
+	{path: "/v1/images/", methods: map[string]op{"GET": opImage, "DELETE": opImageDelete, "POST": opTrace},
+		arg: (*route).setImage, query: []string{"platform"}, name: "image"},
 	{path: "/v1/start/", methods: get(opStart), arg: (*route).setRef, query: []string{"platform", "have"}, name: "start"},
 	{path: "/v1/bootstraps/", methods: get(opBootstrap), arg: (*route).setDigest, name: "bootstrap"},
 	{path: "/v1/configs/", methods: get(opConfig), arg: (*route).setDigest, name: "config"},
@@ -181,6 +182,18 @@ func methodError(method, path string, row *routeRow) error {
 func (rt *route) setRef(s string) (err error) {
 	rt.ref, err = image.ParseRef(s)
 	return err
+}
+
+// setImage reads a reference, or <image id>/trace where a trace is sent.
+func (rt *route) setImage(s string) (err error) {
+	if rt.op != opTrace {
+		return rt.setRef(s)
+	}
+	id, ok := strings.CutSuffix(s, "/trace")
+	if !ok {
+		return fmt.Errorf("%q: want an image id and /trace", s)
+	}
+	return rt.setHex(id)
 }
 
 func (rt *route) setDigest(s string) (err error) {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
+	"strings"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -23,14 +25,15 @@ const maxHeld = 4 << 20
 // serveStart answers with all that a cold start needs. Everything that can fail
 // but the client's connection fails before the first byte, so that it has its
 // proper status.
-func (h *Handler) serveStart(ctx context.Context, w *response, rt route) error {
+func (h *Handler) serveStart(ctx context.Context, w *response, r *http.Request, rt route) error {
 	s, err := h.signed(ctx, rt)
 	if err != nil {
 		return err
 	}
-	if rt.have != nil && *rt.have == image.ID(s.payload) {
-		startHeaders(w)
-		sw := NewStartWriter(w)
+	hinting := acceptsStart2(r.Header.Values("Accept"))
+	known := rt.have != nil && *rt.have == image.ID(s.payload)
+	if known && !hinting {
+		sw := startWriter(w, hinting)
 		if err := s.writeTo(sw); err != nil {
 			return err
 		}
@@ -40,7 +43,16 @@ func (h *Handler) serveStart(ctx context.Context, w *response, rt route) error {
 	if err != nil {
 		return fmt.Errorf("%w: %s: %w (convert the image again to heal it)", ErrObjectCorrupt, image.StatementKey(s.source, s.platform), err)
 	}
-	leave, err := h.reads.enter(ctx)
+	q := hinted{id: image.ID(s.payload), st: st, repo: rt.ref.Repo, chunks: !known}
+	if known {
+		// Most of the chunks are there too: the list alone is worth its bytes.
+		sw := startWriter(w, hinting)
+		if err := s.writeTo(sw); err != nil {
+			return err
+		}
+		return h.writeHints(ctx, w, sw, q)
+	}
+	leave, err := h.reads.enter(ctx, bulkReads)
 	if err != nil {
 		return err
 	}
@@ -53,8 +65,7 @@ func (h *Handler) serveStart(ctx context.Context, w *response, rt route) error {
 	if err != nil {
 		return fmt.Errorf("bootstrap of %s: %w", rt.ref, promised(err))
 	}
-	startHeaders(w)
-	sw := NewStartWriter(w)
+	sw := startWriter(w, hinting)
 	if err := s.writeTo(sw); err != nil {
 		return err
 	}
@@ -64,13 +75,34 @@ func (h *Handler) serveStart(ctx context.Context, w *response, rt route) error {
 	if err := boot.writeTo(ctx, sw); err != nil {
 		return err
 	}
+	if hinting {
+		return h.writeHints(ctx, w, sw, q)
+	}
 	return sw.Close()
 }
 
-// startHeaders: what a name is may change at any time.
-func startHeaders(w *response) {
-	w.Header().Set("Content-Type", TypeStart)
+// startWriter begins an answer. What a name is may change at any time.
+func startWriter(w *response, hinting bool) *StartWriter {
 	w.Header().Set("Cache-Control", "no-store")
+	if hinting {
+		w.Header().Set("Content-Type", TypeStart2)
+		return NewStartWriter2(w)
+	}
+	w.Header().Set("Content-Type", TypeStart)
+	return NewStartWriter(w)
+}
+
+// acceptsStart2 reads Accept: version 2 must be named, whatever its weight.
+func acceptsStart2(headers []string) bool {
+	for _, list := range headers {
+		for item := range strings.SplitSeq(list, ",") {
+			kind, _, _ := strings.Cut(item, ";")
+			if strings.EqualFold(strings.TrimSpace(kind), TypeStart2) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // writeTo writes the envelopes' parts.

@@ -19,15 +19,15 @@ import (
 // The layout of a start stream; FORMAT.md draws it.
 const (
 	startMagic = "QRYSTART" // 8 bytes, then the version
-	startVer   = 1
-	partLen    = 12 // header of a part
+	startVer   = 1          // all ends with the end part
+	startVer2  = 2          // a trace stream, of package trace, has the place of the end part
+	partLen    = 12         // header of a part
 )
 
 // PartType says what a part of a start stream holds.
 type PartType uint8
 
-// The parts of version 1, in the order in which they come. 5 and 6 are reserved
-// for the prefetch list and chunks of a later version.
+// The parts in the order in which they come. 5 and 6 are those of a trace stream.
 const (
 	PartName      PartType = 1   // envelope of the name statement
 	PartImage     PartType = 2   // envelope of the image statement
@@ -97,16 +97,20 @@ func (e *StartError) Error() string {
 }
 
 // StartWriter writes a start stream: for each part Begin and its payload, then
-// Close. It refuses to write what a reader would refuse. Not safe for
-// concurrent use.
+// Close, or Rest in version 2. It refuses to write what a reader would refuse. Not
+// safe for concurrent use.
 type StartWriter struct {
-	w    io.Writer
-	last PartType
-	left int64 // bytes of the payload still to come
+	w       io.Writer
+	version uint32
+	last    PartType
+	left    int64 // bytes of the payload still to come
 }
 
-// NewStartWriter returns a writer of one stream to w.
-func NewStartWriter(w io.Writer) *StartWriter { return &StartWriter{w: w} }
+// NewStartWriter returns a writer of one stream of version 1 to w.
+func NewStartWriter(w io.Writer) *StartWriter { return &StartWriter{w: w, version: startVer} }
+
+// NewStartWriter2 returns a writer of one stream of version 2 to w.
+func NewStartWriter2(w io.Writer) *StartWriter { return &StartWriter{w: w, version: startVer2} }
 
 // Begin writes the header of the next part.
 func (sw *StartWriter) Begin(p StartPart) error {
@@ -116,10 +120,13 @@ func (sw *StartWriter) Begin(p StartPart) error {
 	if reason := p.fault(sw.last); reason != "" {
 		return fmt.Errorf("start stream: %s", reason)
 	}
+	if p.Type == partEnd && sw.version == startVer2 {
+		return errors.New("start stream: version 2 has a trace stream in the place of the end part")
+	}
 	var head []byte
 	if sw.last == 0 {
 		head = append(head, startMagic...)
-		head = binary.LittleEndian.AppendUint32(head, startVer)
+		head = binary.LittleEndian.AppendUint32(head, sw.version)
 	}
 	head = append(head, byte(p.Type), byte(p.Codec), 0, 0)
 	head = binary.LittleEndian.AppendUint32(head, uint32(p.Size))
@@ -139,8 +146,18 @@ func (sw *StartWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Close writes the end part.
+// Close writes the end part of version 1.
 func (sw *StartWriter) Close() error { return sw.Begin(StartPart{Type: partEnd}) }
+
+// Rest returns where the trace stream of version 2 is written to, which follows
+// the image or the bootstrap. Nothing can be written to sw after it.
+func (sw *StartWriter) Rest() (io.Writer, error) {
+	if sw.version != startVer2 || sw.left > 0 || sw.last != PartImage && sw.last != PartBootstrap {
+		return nil, fmt.Errorf("start stream of version %d: no trace stream follows part %d with %d bytes left", sw.version, sw.last, sw.left)
+	}
+	sw.last = partEnd
+	return sw.w, nil
+}
 
 // raw writes a whole part as it is.
 func (sw *StartWriter) raw(t PartType, p []byte) error {
@@ -153,24 +170,30 @@ func (sw *StartWriter) raw(t PartType, p []byte) error {
 
 // StartReader reads a start stream and trusts nothing in it: parts come in
 // their order or not at all, lengths are bounded, and memory grows only with
-// bytes that came. Errors: *StartError for a stream that breaks the format,
-// io.ErrUnexpectedEOF for one that just stops.
+// bytes that came. It reads no byte ahead. Errors: *StartError for a stream that
+// breaks the format, io.ErrUnexpectedEOF for one that just stops.
 type StartReader struct {
-	r    io.Reader
-	off  int64
-	part StartPart
-	left int64 // bytes of the part's payload not read yet
-	err  error // the stream's own, which a decompressor may have hidden
+	r       io.Reader
+	version int
+	off     int64
+	part    StartPart
+	left    int64 // bytes of the part's payload not read yet
+	err     error // the stream's own, which a decompressor may have hidden
 }
 
 // NewStartReader reads a stream from r.
 func NewStartReader(r io.Reader) *StartReader { return &StartReader{r: r} }
 
+// Version returns the version of the stream, 1 or 2, and 0 before the first Next.
+func (sr *StartReader) Version() int { return sr.version }
+
 // Next returns the header of the next part. The payload of the one before must
-// have been read to its end. After the last part it returns io.EOF, but only
-// when the end part was there and nothing followed it.
+// have been read to its end. After the last part it returns io.EOF: in version 1
+// only when the end part was there and nothing followed it, in version 2 after the
+// bootstrap, where the trace stream begins; where content was left out it begins
+// after the image, for whoever knows that it was.
 func (sr *StartReader) Next() (StartPart, error) {
-	if sr.part.Type == partEnd {
+	if sr.part.Type == partEnd || sr.version == startVer2 && sr.part.Type == PartBootstrap && sr.left == 0 {
 		return StartPart{}, io.EOF
 	}
 	if sr.left > 0 {
@@ -196,6 +219,9 @@ func (sr *StartReader) Next() (StartPart, error) {
 	if reason := p.fault(sr.part.Type); reason != "" {
 		return StartPart{}, &StartError{start, reason}
 	}
+	if p.Type == partEnd && sr.version == startVer2 {
+		return StartPart{}, &StartError{start, "end part in version 2, where a trace stream has its place"}
+	}
 	if p.Type == partEnd {
 		switch n, err := io.ReadFull(sr.r, make([]byte, 1)); {
 		case n != 0:
@@ -219,9 +245,11 @@ func (sr *StartReader) preamble() error {
 	if string(pre[:8]) != startMagic {
 		return &StartError{0, fmt.Sprintf("magic is %q, want %q", pre[:8], startMagic)}
 	}
-	if v := binary.LittleEndian.Uint32(pre[8:]); v != startVer {
-		return &StartError{8, fmt.Sprintf("version %d, this program reads %d", v, startVer)}
+	v := binary.LittleEndian.Uint32(pre[8:])
+	if v != startVer && v != startVer2 {
+		return &StartError{8, fmt.Sprintf("version %d, this program reads %d and %d", v, startVer, startVer2)}
 	}
+	sr.version = int(v)
 	return nil
 }
 

@@ -179,7 +179,8 @@ func TestMalformedStartStreamsAreRefused(t *testing.T) {
 	end := sentPart{StartPart: api.StartPart{Type: 255}}
 	for what, b := range map[string][]byte{
 		"another magic":           set(0, 'X'),
-		"another version":         set(8, 2),
+		"another version":         set(8, 3),
+		"version 2 with an end":   append(binary.LittleEndian.AppendUint32([]byte("QRYSTART"), 2), encodeStart(t, s[:2])[12:]...),
 		"a reserved byte":         set(14, 1),
 		"a byte after the end":    append(bytes.Clone(good), 0),
 		"no part":                 rawStart(),
@@ -254,6 +255,76 @@ func TestALyingStartStreamCostsLittleMemory(t *testing.T) {
 	}
 }
 
+// encodeStart2 writes a stream of version 2 with what follows it.
+func encodeStart2(t testing.TB, parts []sentPart, rest string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	sw := api.NewStartWriter2(&b)
+	for _, p := range parts {
+		if err := sw.Begin(p.StartPart); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sw.Write(p.payload); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w, err := sw.Rest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(w, rest)
+	if _, err := sw.Rest(); err == nil || sw.Close() == nil || sw.Begin(parts[0].StartPart) == nil {
+		t.Error("something was written behind the trace stream")
+	}
+	return b.Bytes()
+}
+
+func TestATraceStreamFollowsImageOrBootstrapInVersion2(t *testing.T) {
+	s := sampleStart()
+	r := bytes.NewReader(encodeStart2(t, s, "rest"))
+	sr := api.NewStartReader(r)
+	for _, want := range s {
+		p, err := sr.Next()
+		if err != nil || p != want.StartPart {
+			t.Fatalf("got %+v, %v, want %+v", p, err, want.StartPart)
+		}
+		if _, err := sr.Bytes(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := sr.Next(); err != io.EOF || sr.Version() != 2 || r.Len() != len("rest") {
+		t.Errorf("got %v, version %d, %d bytes left, want io.EOF, 2 and the rest", err, sr.Version(), r.Len())
+	}
+	r = bytes.NewReader(encodeStart2(t, s[:2], "rest"))
+	sr = api.NewStartReader(r)
+	for range 2 {
+		if _, err := sr.Next(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sr.Bytes(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r.Len() != len("rest") {
+		t.Errorf("%d bytes left behind an image alone", r.Len())
+	}
+	for n, parts := range map[int][]sentPart{0: nil, 1: s[:1], 3: s[:3]} {
+		sw := api.NewStartWriter2(io.Discard)
+		for _, p := range parts {
+			if err := sw.Begin(p.StartPart); err != nil {
+				t.Fatal(err)
+			}
+			sw.Write(p.payload)
+		}
+		if _, err := sw.Rest(); err == nil {
+			t.Errorf("a trace stream follows %d parts", n)
+		}
+	}
+	if _, err := api.NewStartWriter(io.Discard).Rest(); err == nil {
+		t.Error("a trace stream in version 1")
+	}
+}
+
 func TestAStartWriterKeepsItsWord(t *testing.T) {
 	begin := func(parts ...sentPart) (sw *api.StartWriter, err error) {
 		sw = api.NewStartWriter(io.Discard)
@@ -292,6 +363,7 @@ func FuzzStartReader(f *testing.F) {
 	f.Add(encodeStart(f, s[1:2]))
 	f.Add(encodeStart(f, s)[:60])
 	f.Add(rawStart(s[1], s[2], s[3], s[3]))
+	f.Add(encodeStart2(f, s, "rest"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		plain, err := decodeStart(b, (*api.StartReader).Bytes)
 		if err != nil {
@@ -310,7 +382,12 @@ func FuzzStartReader(f *testing.F) {
 				t.Fatalf("part %d has %d bytes, its header says %d", p.Type, len(p.payload), p.Plain)
 			}
 		}
-		if again := encodeStart(t, parts); !bytes.Equal(again, b) {
+		again := encodeStart(t, parts)
+		if b[8] == 2 { // what follows is another format
+			again = encodeStart2(t, parts, "")
+			b = b[:min(len(again), len(b))]
+		}
+		if !bytes.Equal(again, b) {
 			t.Fatalf("accepted stream encodes to other bytes:\n%x\n%x", b, again)
 		}
 	})

@@ -11,12 +11,16 @@ import (
 // Header and media type names of the contract.
 const (
 	HeaderRequestID = "X-Request-Id"
+	// TrailerBucketBytes follows an answer of batchGet, see FORMAT.md.
+	TrailerBucketBytes = "Quarry-Bucket-Bytes"
 
 	TypeJSON    = "application/json"
 	TypeNDJSON  = "application/x-ndjson"
 	TypeDigests = "application/vnd.quarry.digests.v1" // request body of batchGet: 32 bytes a digest
 	TypeFrames  = "application/vnd.quarry.chunks.v1"  // answer of batchGet, see FORMAT.md
 	TypeStart   = "application/vnd.quarry.start.v1"   // answer of start, see FORMAT.md
+	TypeStart2  = "application/vnd.quarry.start.v2"   // with what runs of the image touch first
+	TypeTrace   = "application/vnd.quarry.trace.v1"   // record of a run, see store/trace/FORMAT.md
 	TypeBytes   = "application/octet-stream"
 )
 

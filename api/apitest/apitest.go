@@ -16,12 +16,14 @@ import (
 	"quarry/rafs"
 	"quarry/signer"
 	"quarry/store"
+	"quarry/store/bucket"
 	"quarry/store/bucket/mem"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/image"
 	"quarry/store/pack"
 	"quarry/store/packed"
+	"quarry/store/trace"
 )
 
 // ChunkSize is S of the images made here: small, so that they have many chunks.
@@ -99,11 +101,8 @@ func (w *World) PutChunk(t testing.TB, p []byte) chunk.Digest {
 // Damage flips a bit of the stored copy of a chunk.
 func (w *World) Damage(t testing.TB, d chunk.Digest) {
 	t.Helper()
-	locs, ok, err := w.index.LookupBatch(t.Context(), []chunk.Digest{d})
-	if err != nil || !ok[0] {
-		t.Fatalf("chunk %s to damage: found %v, error %v", d, ok, err)
-	}
-	key := pack.Key(locs[0].Pack)
+	loc := w.locate(t, d)
+	key := pack.Key(loc.Pack)
 	obj, err := w.Bucket.Stat(t.Context(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -112,8 +111,33 @@ func (w *World) Damage(t testing.TB, d chunk.Digest) {
 	if err := w.Bucket.ReadAt(t.Context(), key, p, 0); err != nil {
 		t.Fatal(err)
 	}
-	p[locs[0].Off] ^= 1
+	p[loc.Off] ^= 1
 	w.PutObject(t, key, p)
+}
+
+func (w *World) locate(t testing.TB, d chunk.Digest) chunkindex.Location {
+	t.Helper()
+	locs, ok, err := w.index.LookupBatch(t.Context(), []chunk.Digest{d})
+	if err != nil || !ok[0] {
+		t.Fatalf("chunk %s: found %v, error %v", d, ok, err)
+	}
+	return locs[0]
+}
+
+// PackOf returns the key of the object that holds a chunk.
+func (w *World) PackOf(t testing.TB, d chunk.Digest) string {
+	t.Helper()
+	return pack.Key(w.locate(t, d).Pack)
+}
+
+// Over returns the chunks as they are read through b, which leads to w.Bucket.
+func (w *World) Over(t testing.TB, b bucket.Bucket) *packed.Store {
+	t.Helper()
+	chunks, err := packed.Open(t.Context(), packed.Config{Bucket: b, Catalog: w.Catalog, Index: w.index, TmpDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return chunks
 }
 
 // PutObject stores an object of the bucket.
@@ -248,4 +272,24 @@ func (w *World) SetName(t testing.TB, img *Image) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// ID returns the image id of a published image.
+func (w *World) ID(t testing.TB, img *Image) chunk.Digest {
+	t.Helper()
+	payload, err := bucket.ReadObject(t.Context(), w.Bucket, image.StatementKey(img.Source, img.Platform), image.MaxStatement)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image.ID(payload)
+}
+
+// Record returns an encoded record of a run of a published image.
+func (w *World) Record(t testing.TB, img *Image, numbers ...uint32) []byte {
+	t.Helper()
+	b, err := trace.Record{Image: w.ID(t, img), Source: img.Source, Platform: img.Platform, Numbers: numbers}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }

@@ -7,6 +7,9 @@ import (
 	"net/url"
 	"syscall"
 	"time"
+
+	"quarry/api"
+	"quarry/store"
 )
 
 // minProgress is how many bytes an attempt must receive in one IdleTimeout:
@@ -17,9 +20,11 @@ const minProgress = 16 << 10
 
 // idleBody runs the idle timer while a read waits. The time of all waits adds
 // up until minProgress bytes have come in them; a body that ends before that has
-// made its progress.
+// made its progress. A handler that keeps it must close it, which ends its attempt.
 type idleBody struct {
 	io.ReadCloser
+	end     func() // gives back what the attempt holds
+	kept    bool   // by the handler, beyond its attempt
 	timer   *time.Timer
 	timeout time.Duration
 	enough  int           // bytes that earn a new timeout
@@ -39,11 +44,52 @@ func (b *idleBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Close implements io.Closer.
+func (b *idleBody) Close() error {
+	defer b.end()
+	return b.ReadCloser.Close()
+}
+
+// keep makes the body outlive its attempt, for whoever closes it.
+func keep(body io.ReadCloser) {
+	if b, ok := body.(*idleBody); ok {
+		b.kept = true
+	}
+}
+
+// StoreError is what one store said or did instead of giving what was asked of
+// it. It is store.ErrUnreachable when its Outcome is.
+type StoreError struct {
+	Store   string // its URL or socket
+	Outcome store.Outcome
+	Err     error
+}
+
+func (e *StoreError) Error() string { return "store " + e.Store + ": " + e.Err.Error() }
+
+// Unwrap returns the error without the store's name.
+func (e *StoreError) Unwrap() error { return e.Err }
+
+// Is implements the outcome unreachable, which no error below may tell of.
+func (e *StoreError) Is(target error) bool {
+	return target == store.ErrUnreachable && e.Outcome == store.Unreachable
+}
+
 // noAnswer marks an error before any header of an answer.
 type noAnswer struct{ err error }
 
-func (e *noAnswer) Error() string { return e.err.Error() }
-func (e *noAnswer) Unwrap() error { return e.err }
+func (e *noAnswer) Error() string        { return e.err.Error() }
+func (e *noAnswer) Unwrap() error        { return e.err }
+func (e *noAnswer) Is(target error) bool { return target == store.ErrUnreachable }
+
+// foreign marks an answer of a status other than 200 without an error document:
+// it is not of a quarry server but of something on the way, today.
+type foreign struct{ err *api.Error }
+
+// Unwrap returns what was made of the status.
+func (e *foreign) Unwrap() error { return e.err }
+
+func (e *foreign) Error() string { return e.err.Error() }
 
 // transportError says what went wrong without an answer, in place of url.Error,
 // whose text is an address that nobody asked for.
@@ -54,7 +100,7 @@ func (c *Client) transportError(err error) error {
 	}
 	switch {
 	case c.cfg.Socket == "":
-		err = fmt.Errorf("store %s: %w", c.base, err)
+		err = &StoreError{Store: c.base, Outcome: store.Unreachable, Err: err}
 	case connectionLost(err):
 		err = fmt.Errorf("the server on %s ended the connection: %w", c.cfg.Socket, err)
 	}

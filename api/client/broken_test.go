@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -77,5 +78,16 @@ func TestErrorsDoNotNameMadeUpAddresses(t *testing.T) {
 	_, err = connect(t, client.Config{URL: url, Attempts: 1}).Names(t.Context())
 	if !errors.Is(err, syscall.ECONNREFUSED) || !strings.HasPrefix(err.Error(), "store "+url+": ") {
 		t.Errorf("no server: error %v", err)
+	}
+}
+
+// dialer connects to an address that is looked up for each connection.
+func dialer(addr func(context.Context) (string, error)) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, _ string) (net.Conn, error) {
+		to, err := addr(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return new(net.Dialer).DialContext(ctx, network, to)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 
 	"quarry/api"
 	"quarry/store"
@@ -21,16 +22,7 @@ var (
 // Get implements store.Getter, as a batch of one: the chunk crosses the network
 // as it is stored.
 func (c *Client) Get(ctx context.Context, d chunk.Digest, dst []byte) ([]byte, error) {
-	err := c.GetBatch(ctx, []chunk.Digest{d}, func(_ chunk.Digest, p []byte, err error) error {
-		if err == nil {
-			dst = append(dst[:0], p...)
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return dst, nil
+	return getOne(ctx, c, d, dst)
 }
 
 // GetBatch implements store.BatchGetter. Chunks that an attempt did not answer,
@@ -39,21 +31,7 @@ func (c *Client) Get(ctx context.Context, d chunk.Digest, dst []byte) ([]byte, e
 // has answered, as every chunk was verified; one that breaks the format is an
 // error even then.
 func (c *Client) GetBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, []byte, error) error) error {
-	seen := make(map[chunk.Digest]bool, len(ds))
-	var group []chunk.Digest
-	for _, d := range ds {
-		if seen[d] {
-			continue
-		}
-		seen[d] = true
-		if group = append(group, d); len(group) == api.MaxBatch {
-			if err := c.getGroup(ctx, group, fn); err != nil {
-				return err
-			}
-			group = nil
-		}
-	}
-	return c.getGroup(ctx, group, fn)
+	return inGroups(ds, func(group []chunk.Digest) error { return c.getGroup(ctx, group, fn) })
 }
 
 // group is a set of digests on their way to an answer.
@@ -61,17 +39,12 @@ type group struct {
 	fn     func(chunk.Digest, []byte, error) error
 	open   []chunk.Digest         // not answered yet, in the order asked
 	failed map[chunk.Digest]error // of open: how the last attempt failed
-	plain  []byte                 // decoding buffer
 }
 
 func (c *Client) getGroup(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, []byte, error) error) error {
 	g := &group{fn: fn, open: ds}
 	for n := 1; len(g.open) > 0; n++ {
-		g.failed = make(map[chunk.Digest]error)
-		err := c.attempt(ctx, request{
-			method: http.MethodPost, path: "/v1/chunks:batchGet",
-			body: api.EncodeDigests(g.open), contentType: api.TypeDigests,
-		}, g.read)
+		err := g.ask(ctx, c)
 		var s *stop
 		switch {
 		case errors.As(err, &s):
@@ -94,6 +67,28 @@ func (c *Client) getGroup(ctx context.Context, ds []chunk.Digest, fn func(chunk.
 	return nil
 }
 
+// ask makes one attempt. What it leaves in g.open has not been answered.
+func (g *group) ask(ctx context.Context, c *Client) error {
+	g.failed = make(map[chunk.Digest]error)
+	answered := make(map[chunk.Digest]bool, len(g.open))
+	err := c.ask(ctx, g.open, func() {}, func(d chunk.Digest, p []byte, err error) error {
+		if err != nil && !final(err) {
+			g.failed[d] = err
+			return nil
+		}
+		answered[d] = true
+		return g.fn(d, p, err)
+	})
+	var open []chunk.Digest
+	for _, d := range g.open {
+		if !answered[d] {
+			open = append(open, d)
+		}
+	}
+	g.open = open
+	return err
+}
+
 // giveUp reports what stays open: chunks with an error of their own to fn, and
 // the error of the answer when it has not even those.
 func (g *group) giveUp(err error) error {
@@ -109,94 +104,151 @@ func (g *group) giveUp(err error) error {
 	return err
 }
 
-// read takes one answer. What it leaves in g.open has not been answered.
-func (g *group) read(resp *http.Response) error {
-	if kind := resp.Header.Get("Content-Type"); kind != api.TypeFrames {
-		return &stop{fmt.Errorf("batch answer has Content-Type %q, want %s: is this a quarry server?", kind, api.TypeFrames)}
+// said marks a server's own word about a chunk: asking it again is of no use.
+type said struct{ error }
+
+func (s said) Unwrap() error { return s.error }
+
+func final(err error) bool { return errors.As(err, new(said)) }
+
+// ask sends one batchGet for at most api.MaxBatch different digests. answer
+// hears of each chunk at most once, with its verified bytes, valid during the
+// call, or its own error; an error of answer ends the attempt and is returned as
+// a *stop. moved is called when minProgress bytes have come.
+func (c *Client) ask(ctx context.Context, ds []chunk.Digest, moved func(), answer func(chunk.Digest, []byte, error) error) error {
+	rq := request{
+		method: http.MethodPost, path: "/v1/chunks:batchGet",
+		body: api.EncodeDigests(ds), contentType: api.TypeDigests,
 	}
-	asked := make(map[chunk.Digest]bool, len(g.open))
-	for _, d := range g.open {
-		asked[d] = true
+	return c.attempt(ctx, rq, func(resp *http.Response) error {
+		if kind := resp.Header.Get("Content-Type"); kind != api.TypeFrames {
+			return fmt.Errorf("%w: batch answer has Content-Type %q, want %s: is this a quarry server?", errNoBatch, kind, api.TypeFrames)
+		}
+		if coding := resp.Header.Get("Content-Encoding"); coding != "" {
+			return fmt.Errorf("%w: batch answer has Content-Encoding %q, which was not asked for", errNoBatch, coding)
+		}
+		a := &answers{asked: make(map[chunk.Digest]bool, len(ds)), answer: answer}
+		for _, d := range ds {
+			a.asked[d] = true
+		}
+		if err := a.read(&movingReader{Reader: resp.Body, moved: moved}, len(ds)); err != nil {
+			return err
+		}
+		c.n.bucket.Add(bucketBytes(resp.Trailer.Get(api.TrailerBucketBytes)))
+		return nil
+	})
+}
+
+// errNoBatch says that an answer is none of batchGet's.
+var errNoBatch = errors.New("not a batch answer")
+
+// maxBucketBytes bounds what one answer may say of its bucket: each chunk of a
+// batch read twice, by ranges that are gaps to one half.
+const maxBucketBytes = api.MaxBatch * chunk.MaxSize * 4
+
+// bucketBytes reads the trailer of a batch answer, 0 when it is none.
+func bucketBytes(s string) uint64 {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil || n > maxBucketBytes {
+		return 0
 	}
-	answered := make(map[chunk.Digest]bool, len(g.open))
-	defer g.settle(answered)
-	fr := api.NewFrameReader(resp.Body, len(g.open))
+	return n
+}
+
+// movingReader calls moved whenever minProgress more bytes have come.
+type movingReader struct {
+	io.Reader
+	moved func()
+	n     int
+}
+
+func (r *movingReader) Read(p []byte) (int, error) {
+	k, err := r.Reader.Read(p)
+	if r.n += k; r.n >= minProgress {
+		r.n = 0
+		r.moved()
+	}
+	return k, err
+}
+
+// answers takes one batch answer.
+type answers struct {
+	asked  map[chunk.Digest]bool // and not answered yet
+	answer func(chunk.Digest, []byte, error) error
+	plain  []byte // decoding buffer
+}
+
+func (a *answers) read(body io.Reader, count int) error {
+	fr := api.NewFrameReader(body, count)
 	for {
 		f, err := fr.Next()
 		if err == io.EOF {
-			return g.complete(asked)
+			return a.complete(count)
 		}
 		if err != nil {
-			return err
+			return errors.Join(err, a.blame(err))
 		}
-		if !asked[f.Digest] {
+		if !a.asked[f.Digest] {
 			return &api.FrameError{Off: fr.Offset(), Reason: fmt.Sprintf("frame for %s, which was not asked for or was answered before", f.Digest)}
 		}
-		delete(asked, f.Digest)
-		final, err := g.take(f)
-		if err != nil {
-			return &stop{err}
-		}
-		if final {
-			answered[f.Digest] = true
+		if err := a.take(f); err != nil {
+			return err
 		}
 	}
 }
 
+// blame tells the chunk whose frame breaks the format.
+func (a *answers) blame(err error) error {
+	var fe *api.FrameError
+	if !errors.As(err, &fe) || !a.asked[fe.Chunk] {
+		return nil
+	}
+	return a.give(fe.Chunk, nil, &store.CorruptError{Want: fe.Chunk, Err: err})
+}
+
 // complete refuses an answer that ends properly and leaves digests out.
-func (g *group) complete(left map[chunk.Digest]bool) error {
-	for _, d := range g.open {
-		if left[d] {
-			return fmt.Errorf("batch answer has no frame for %s, asked for with %d others", d, len(g.open)-1)
-		}
+func (a *answers) complete(count int) error {
+	for d := range a.asked {
+		return fmt.Errorf("%w: no frame for %s, asked for with %d others", errNoBatch, d, count-1)
 	}
 	return nil
 }
 
-// settle takes what was answered from the open digests.
-func (g *group) settle(answered map[chunk.Digest]bool) {
-	var open []chunk.Digest
-	for _, d := range g.open {
-		if !answered[d] {
-			open = append(open, d)
-		}
+func (a *answers) give(d chunk.Digest, p []byte, err error) error {
+	delete(a.asked, d)
+	if aerr := a.answer(d, p, err); aerr != nil {
+		return &stop{aerr}
 	}
-	g.open = open
+	return nil
 }
 
-// take hands the chunk of a frame to fn, or its final error; it reports false
-// when asking again may help. The error is fn's.
-func (g *group) take(f api.Frame) (final bool, err error) {
+// take hands on the chunk of a frame, or its error.
+func (a *answers) take(f api.Frame) error {
 	switch f.Status {
 	case api.StatusNotFound:
-		return true, g.fn(f.Digest, nil, fmt.Errorf("chunk %s: %w", f.Digest, store.ErrNotFound))
+		return a.give(f.Digest, nil, said{fmt.Errorf("chunk %s: %w", f.Digest, store.ErrNotFound)})
 	case api.StatusCorrupt:
-		return true, g.fn(f.Digest, nil, &store.CorruptError{Want: f.Digest, Err: fmt.Errorf("server says: %s", f.Reason)})
+		return a.give(f.Digest, nil, said{&store.CorruptError{Want: f.Digest, Err: fmt.Errorf("server says: %s", f.Reason)}})
 	case api.StatusError:
-		g.failed[f.Digest] = &api.Error{
+		return a.give(f.Digest, nil, &api.Error{
 			Code: "chunk_error", Message: fmt.Sprintf("chunk %s: server says: %s", f.Digest, f.Reason),
 			Retryable: true, Blame: api.BlameInfra,
-		}
-		return false, nil
+		})
 	}
-	p, verr := g.verify(f)
-	if verr != nil {
-		g.failed[f.Digest] = verr
-		return false, nil
-	}
-	return true, g.fn(f.Digest, p, nil)
+	p, err := a.verify(f)
+	return a.give(f.Digest, p, err)
 }
 
 // verify returns the plain bytes of a frame when they are the chunk's.
-func (g *group) verify(f api.Frame) ([]byte, error) {
+func (a *answers) verify(f api.Frame) ([]byte, error) {
 	if got := pack.Checksum(f.Stored); got != f.CRC {
 		return nil, &store.CorruptError{Want: f.Digest, Err: fmt.Errorf("received bytes have CRC32C %08x, the frame says %08x", got, f.CRC)}
 	}
-	p, err := pack.Decode(g.plain, f.Codec, f.Stored, f.Len)
+	p, err := pack.Decode(a.plain, f.Codec, f.Stored, f.Len)
 	if err != nil {
 		return nil, &store.CorruptError{Want: f.Digest, Err: err}
 	}
-	g.plain = p
+	a.plain = p
 	if got := chunk.Sum(p); got != f.Digest {
 		return nil, &store.CorruptError{Want: f.Digest, Got: got}
 	}

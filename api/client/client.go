@@ -37,8 +37,12 @@ const (
 	// maxErrorBody bounds an error document: a thousand tags of 128 bytes and a
 	// message that names ten of them.
 	maxErrorBody = 256 << 10
-	// maxConns bounds the connections to the server, idle ones included.
-	maxConns = 64
+	// maxConns bounds the connections to the server, and with it the requests at
+	// once: with 100 of them stalled, and each hedged, 56 are left to others. One
+	// costs this side some 32 KiB of buffers and stacks, all of them 8 MiB.
+	maxConns = 256
+	// maxIdleConns bounds those that are kept for the next requests.
+	maxIdleConns = 64
 )
 
 // Config says which server a Client talks to, and how patiently. Proxies of the
@@ -60,9 +64,11 @@ type Client struct {
 	cfg  Config
 	base string
 	http *http.Client
-
-	requests, retries, in, out atomic.Uint64
+	n    *counters
 }
+
+// counters are those of Stats.
+type counters struct{ requests, retries, in, out, bucket atomic.Uint64 }
 
 // Stats counts what a Client has done since it was made. The bytes are those of
 // its connections: headers, bodies and, with https, TLS.
@@ -71,6 +77,9 @@ type Stats struct {
 	Retries  uint64 // those that repeat an earlier one
 	BytesIn  uint64
 	BytesOut uint64
+	// BucketBytes is what the server says that it read from its bucket for the
+	// batches, as far as it says so.
+	BucketBytes uint64
 }
 
 // New returns a client. It connects at the first call.
@@ -91,13 +100,13 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Backoff == 0 {
 		cfg.Backoff = 100 * time.Millisecond
 	}
-	c := &Client{cfg: cfg, base: base}
+	c := &Client{cfg: cfg, base: base, n: new(counters)}
 	c.http = &http.Client{
 		Transport: &http.Transport{
 			DialContext:            c.dial,
 			DisableCompression:     true, // bootstraps ask for zstd themselves, chunks are compressed already
 			MaxConnsPerHost:        maxConns,
-			MaxIdleConnsPerHost:    maxConns,
+			MaxIdleConnsPerHost:    maxIdleConns,
 			IdleConnTimeout:        time.Minute, // less than the server's, so that it is rarely closed under a request
 			MaxResponseHeaderBytes: 64 << 10,
 			TLSHandshakeTimeout:    10 * time.Second,
@@ -137,33 +146,49 @@ func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	if err != nil {
 		return nil, err
 	}
-	return &countedConn{Conn: conn, c: c}, nil
+	return &countedConn{Conn: conn, n: c.n}, nil
 }
 
 // countedConn counts the bytes of a connection.
 type countedConn struct {
 	net.Conn
-	c *Client
+	n *counters
 }
 
-func (n *countedConn) Read(p []byte) (int, error) {
-	k, err := n.Conn.Read(p)
-	n.c.in.Add(uint64(k))
+func (c *countedConn) Read(p []byte) (int, error) {
+	k, err := c.Conn.Read(p)
+	c.n.in.Add(uint64(k))
 	return k, err
 }
 
-func (n *countedConn) Write(p []byte) (int, error) {
-	k, err := n.Conn.Write(p)
-	n.c.out.Add(uint64(k))
+func (c *countedConn) Write(p []byte) (int, error) {
+	k, err := c.Conn.Write(p)
+	c.n.out.Add(uint64(k))
 	return k, err
 }
 
 // Stats returns the counters.
 func (c *Client) Stats() Stats {
 	return Stats{
-		Requests: c.requests.Load(), Retries: c.retries.Load(),
-		BytesIn: c.in.Load(), BytesOut: c.out.Load(),
+		Requests: c.n.requests.Load(), Retries: c.n.retries.Load(),
+		BytesIn: c.n.in.Load(), BytesOut: c.n.out.Load(), BucketBytes: c.n.bucket.Load(),
 	}
+}
+
+// String says which server it is, for people.
+func (c *Client) String() string {
+	if c.cfg.Socket != "" {
+		return c.cfg.Socket
+	}
+	return c.base
+}
+
+// with returns a client of the same server, connections and counters that makes
+// so many attempts of a call, and has that patience with each.
+func (c *Client) with(attempts int, idle time.Duration) *Client {
+	other := *c
+	other.cfg.Attempts, other.cfg.IdleTimeout = attempts, idle
+	return &other
 }
 
 // Close closes the idle connections.
@@ -210,7 +235,7 @@ func (c *Client) call(ctx context.Context, rq request, handle func(*http.Respons
 
 // pause waits before attempt n+1.
 func (c *Client) pause(ctx context.Context, n int, err error) error {
-	c.retries.Add(1)
+	c.n.retries.Add(1)
 	wait := min(c.cfg.Backoff<<min(n-1, 10), maxBackoff)
 	wait = wait/2 + rand.N(wait/2+1)
 	var e *api.Error
@@ -239,11 +264,18 @@ func retryable(err error) bool {
 // attempt sends a request once. The timer runs only while this side waits for
 // the server, so that a slow caller is not taken for a silent server.
 func (c *Client) attempt(ctx context.Context, rq request, handle func(*http.Response) error) error {
-	c.requests.Add(1)
+	c.n.requests.Add(1)
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	idle := time.AfterFunc(c.cfg.IdleTimeout, func() { cancel(ErrSilent) })
-	defer idle.Stop()
+	body := &idleBody{
+		ReadCloser: http.NoBody, timer: idle, timeout: c.cfg.IdleTimeout, enough: minProgress,
+		end: func() { idle.Stop(); cancel(nil) },
+	}
+	defer func() {
+		if !body.kept {
+			body.Close()
+		}
+	}()
 
 	hr, err := http.NewRequestWithContext(ctx, rq.method, c.base+rq.path, bytes.NewReader(rq.body))
 	if err != nil {
@@ -264,8 +296,7 @@ func (c *Client) attempt(ctx context.Context, rq request, handle func(*http.Resp
 	if err != nil {
 		return c.explain(ctx, rq, c.transportError(err))
 	}
-	defer resp.Body.Close()
-	body := &idleBody{ReadCloser: resp.Body, timer: idle, timeout: c.cfg.IdleTimeout, enough: minProgress}
+	body.ReadCloser = resp.Body
 	if rq.job {
 		body.enough = 1 // it may have nothing to say but that it is alive
 	}
@@ -294,7 +325,8 @@ func responseError(rq request, resp *http.Response) error {
 		return fmt.Errorf("%s %s: read answer of status %d: %w", rq.method, rq.path, resp.StatusCode, err)
 	}
 	e := decodeError(resp.StatusCode, text)
-	if e == nil {
+	ours := e != nil
+	if !ours {
 		e = &api.Error{
 			Code:      "http_" + strconv.Itoa(resp.StatusCode),
 			Message:   fmt.Sprintf("%s %s: status %s with no error document: is this a quarry server?", rq.method, rq.path, resp.Status),
@@ -306,6 +338,9 @@ func responseError(rq request, resp *http.Response) error {
 	e.Status = resp.StatusCode
 	if sec, err := strconv.ParseUint(resp.Header.Get("Retry-After"), 10, 31); err == nil {
 		e.RetryAfter = time.Duration(sec) * time.Second
+	}
+	if !ours {
+		return &foreign{e}
 	}
 	return e
 }

@@ -22,6 +22,12 @@ import (
 // digest, and says what they prove: image.Verify. Nothing beyond the envelopes
 // is read before it has, and nothing beyond what its statement names after.
 //
+// With prefetch it asks for what runs of the image touch first as well, and
+// returns the rest of the answer, a stream that trace.NewReader reads, for the
+// caller to close. It has been read up to the bootstrap and no further, nobody has
+// verified it, and that it breaks off is no error of Start. It lives as long as
+// ctx. Without prefetch, and from a server that has no such stream, it is nil.
+//
 // An answer that breaks off is asked for again. When the next one has the same
 // envelopes, the word of the first verify holds and it is not called again. A
 // name that moved in between brings other envelopes, which verify sees as it
@@ -32,40 +38,64 @@ import (
 //
 // Other errors are those of Image, and api.ErrObjectCorrupt for content that the
 // statement does not name.
-func (c *Client) Start(ctx context.Context, ref image.Ref, p image.Platform, have *chunk.Digest,
+func (c *Client) Start(ctx context.Context, ref image.Ref, p image.Platform, have *chunk.Digest, prefetch bool,
 	verify func(name, statement []byte) (*image.Verified, error),
-) (config, bootstrap []byte, err error) {
+) (config, bootstrap []byte, rest io.ReadCloser, err error) {
+	s := starting{named: ref.Digest == nil, have: have, prefetch: prefetch, verify: verify}
+	err = c.call(ctx, startRequest(ref, p, have, prefetch), func(resp *http.Response) error {
+		if err := s.read(resp.Body); err != nil || s.version == 1 {
+			return err
+		}
+		keep(resp.Body)
+		rest = resp.Body
+		return nil
+	})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return s.config, s.bootstrap, rest, nil
+}
+
+func startRequest(ref image.Ref, p image.Platform, have *chunk.Digest, prefetch bool) request {
 	path := (&url.URL{Path: "/v1/start/" + ref.String()}).EscapedPath() + "?platform=" + url.QueryEscape(p.String())
 	if have != nil {
 		path += "&have=" + have.Hex()
 	}
-	s := starting{named: ref.Digest == nil, have: have, verify: verify}
-	rq := request{method: http.MethodGet, path: path, media: api.TypeStart}
-	if err := c.call(ctx, rq, func(resp *http.Response) error { return s.read(resp.Body) }); err != nil {
-		return nil, nil, err
+	media := api.TypeStart
+	if prefetch {
+		media = api.TypeStart2 + ", " + api.TypeStart
 	}
-	return s.config, s.bootstrap, nil
+	return request{method: http.MethodGet, path: path, media: media}
 }
 
 // starting is one Start, with what its attempts leave for the next.
 type starting struct {
-	named  bool // the ref is a tag: a name statement must come
-	have   *chunk.Digest
-	verify func(name, statement []byte) (*image.Verified, error)
+	named    bool // the ref is a tag: a name statement must come
+	have     *chunk.Digest
+	prefetch bool // version 2 was asked for
+	verify   func(name, statement []byte) (*image.Verified, error)
 
 	name, image []byte          // envelopes that verify has seen
 	proved      *image.Verified // what it said
 
 	config, bootstrap []byte
+	version           int // of the answer
 }
 
-// read reads one answer.
+// read reads one answer; one of version 2 up to what follows the image.
 func (s *starting) read(r io.Reader) error {
 	sr := api.NewStartReader(r)
 	if err := s.envelopes(sr); err != nil {
 		return err
 	}
+	if s.version = sr.Version(); s.version > 1 && !s.prefetch {
+		return fmt.Errorf("the server sent version %d of its answer, which was not asked for", s.version)
+	}
 	known := s.have != nil && *s.have == s.proved.ID
+	if known && s.version > 1 {
+		s.config, s.bootstrap = nil, nil
+		return nil
+	}
 	switch _, err := sr.Next(); {
 	case err == io.EOF && known:
 		s.config, s.bootstrap = nil, nil
@@ -114,7 +144,7 @@ func (s *starting) envelopes(sr *api.StartReader) error {
 }
 
 // content reads config and bootstrap, bounded by what the statement says of
-// them, and the end. The reader sees to their order.
+// them, and the end of a stream of version 1. The reader sees to their order.
 func (s *starting) content(sr *api.StartReader) error {
 	st := s.proved.Statement
 	config, err := sr.Bytes()
@@ -135,7 +165,7 @@ func (s *starting) content(sr *api.StartReader) error {
 	if err != nil {
 		return err
 	}
-	if s.bootstrap, err = verified("bootstrap", boot, st.Bootstrap); err != nil {
+	if s.bootstrap, err = verified("bootstrap", boot, st.Bootstrap); err != nil || s.version > 1 {
 		return err
 	}
 	if _, err := sr.Next(); !errors.Is(err, io.EOF) {

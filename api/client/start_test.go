@@ -44,7 +44,8 @@ func (s *start) verify(name, statement []byte) (*image.Verified, error) {
 
 func (s *start) ask(t *testing.T, c *client.Client) (config, boot []byte, err error) {
 	t.Helper()
-	return c.Start(t.Context(), s.img.Ref, s.img.Platform, s.have, s.verify)
+	config, boot, _, err = c.Start(t.Context(), s.img.Ref, s.img.Platform, s.have, false, s.verify)
+	return config, boot, err
 }
 
 func TestAStartIsOneRequest(t *testing.T) {
@@ -89,7 +90,7 @@ func TestAStartThatVerifyRefusesReadsNoMore(t *testing.T) {
 	})
 	mine := errors.New("mine")
 	calls := 0
-	_, _, err := c.Start(t.Context(), img.Ref, img.Platform, nil, func(_, _ []byte) (*image.Verified, error) {
+	_, _, _, err := c.Start(t.Context(), img.Ref, img.Platform, nil, false, func(_, _ []byte) (*image.Verified, error) {
 		calls++
 		return nil, mine
 	})
@@ -99,7 +100,7 @@ func TestAStartThatVerifyRefusesReadsNoMore(t *testing.T) {
 	var e *api.Error
 	unknown := image.Ref{Repo: "a", Tag: "c"}
 	srv, _ := w.Serve(t, nil)
-	_, _, err = connect(t, client.Config{URL: srv.URL}).Start(t.Context(), unknown, img.Platform, nil, nil)
+	_, _, _, err = connect(t, client.Config{URL: srv.URL}).Start(t.Context(), unknown, img.Platform, nil, false, nil)
 	if !errors.Is(err, api.ErrTagUnknown) || !errors.As(err, &e) || !slices.Equal(e.Details["tags"], []string{"b"}) {
 		t.Errorf("unknown tag: got error %v", err)
 	}
@@ -288,7 +289,7 @@ func TestANameThatMovesWhileAStartBreaksOffIsTheNewImage(t *testing.T) {
 			rw.Write(b)
 		})
 		seen := image.Seen{}
-		config, boot, err := c.Start(t.Context(), first.Ref, first.Platform, nil, func(name, st []byte) (*image.Verified, error) {
+		config, boot, _, err := c.Start(t.Context(), first.Ref, first.Platform, nil, false, func(name, st []byte) (*image.Verified, error) {
 			v, err := image.Verify(st, name, image.Want{
 				Ref: first.Ref, Platform: first.Platform, Trust: signer.NewTrust(w.Key.Public()), Seen: seen, Now: time.Now(),
 			})

@@ -29,7 +29,7 @@ type Config struct {
 
 // Problem is one thing that is wrong.
 type Problem struct {
-	Kind    string // constant: that of packed.Problem, or "object", "statement", "layer-record", "failure-record", "name", "chunk-missing", "unsigned", "unknown"
+	Kind    string // constant: that of packed.Problem, or "object", "statement", "layer-record", "failure-record", "trace-record", "name", "chunk-missing", "unsigned", "unknown"
 	Object  string // key in the bucket
 	Offset  int64
 	Digest  chunk.Digest // of the chunk or object, zero when there is none
@@ -64,9 +64,9 @@ type checker struct {
 // on what the folder holds alone. A problem is damage: what is missing, has the
 // wrong bytes or a signature that is not right. An image without any, and a
 // statement of another format version, are states and told as notes. A damaged
-// layer or failure record is removed: the first is only a memory of a layer, which
-// is then read again, the second of a conversion. One of another version is left
-// alone. The error is about the check itself, a bucket that cannot be read among
+// layer, failure or trace record is removed: the first is only a memory of a layer,
+// which is then read again, the others of a conversion and of a run. One of another
+// version is left alone. The error is about the check itself, a bucket that cannot be read among
 // it: that says nothing of what the bucket holds, and nothing is removed for it.
 func Run(ctx context.Context, cfg Config, report func(Problem)) (Summary, error) {
 	c := &checker{
@@ -87,7 +87,7 @@ func Run(ctx context.Context, cfg Config, report func(Problem)) (Summary, error)
 	if err := cfg.Store.Check(ctx, packed.CheckConfig{Quick: cfg.Quick}, c.packProblem); err != nil {
 		return c.sum, err
 	}
-	for _, step := range []func(context.Context) error{c.images, c.layers, c.failures} {
+	for _, step := range []func(context.Context) error{c.images, c.layers, c.failures, c.traces} {
 		if err := step(ctx); err != nil {
 			return c.sum, err
 		}

@@ -7,6 +7,7 @@ import (
 
 	"quarry/store/bucket"
 	"quarry/store/image"
+	"quarry/store/trace"
 )
 
 // layers checks the layer records.
@@ -17,6 +18,11 @@ func (c *checker) layers(ctx context.Context) error {
 // failures checks the failure records.
 func (c *checker) failures(ctx context.Context) error {
 	return c.records(ctx, image.FailuresPrefix, Problem{Kind: "failure-record", Message: "removed: it says nothing of a conversion"}, c.failure)
+}
+
+// traces checks the records of runs.
+func (c *checker) traces(ctx context.Context) error {
+	return c.records(ctx, trace.Prefix, Problem{Kind: "trace-record", Message: "removed: it is a hint alone"}, c.trace)
 }
 
 // records removes and reports the objects below prefix that are no records: what
@@ -90,6 +96,28 @@ func (c *checker) failure(ctx context.Context, key string) (bad, err error) {
 		return err, nil
 	case image.FailureKey(f.Repo, f.Tag) != key:
 		return fmt.Errorf("it is the record of %s:%s", f.Repo, f.Tag), nil
+	}
+	return nil, nil
+}
+
+// trace returns what is wrong with the record of a run. One of another version is
+// unknown. Of what image it is does not matter: that may be gone.
+func (c *checker) trace(ctx context.Context, key string) (bad, err error) {
+	raw, bad, err := c.record(ctx, key, trace.MaxRecord)
+	if raw == nil {
+		return bad, err
+	}
+	k, ok := trace.ParseKey(key)
+	r, err := trace.Decode(raw)
+	switch {
+	case !ok:
+		return errors.New("its key is none of a trace record"), nil
+	case errors.Is(err, trace.ErrVersion):
+		return nil, nil
+	case err != nil:
+		return err, nil
+	case trace.KeyOf(r, raw, k.Time) != k:
+		return fmt.Errorf("it is another record, of image %s", r.Image), nil
 	}
 	return nil, nil
 }

@@ -9,7 +9,9 @@ import (
 
 	"quarry/signer"
 	"quarry/store/bucket/buckettest"
+	"quarry/store/chunk"
 	"quarry/store/image"
+	"quarry/store/trace"
 )
 
 // What another quarry has written is unknown and not damaged: it stays.
@@ -63,6 +65,42 @@ func TestAFailureRecordThatIsNoneIsRemoved(t *testing.T) {
 		}
 	}
 	buckettest.Bytes(t, w.bucket, key)
+}
+
+func TestATraceRecordThatIsNoneIsRemoved(t *testing.T) {
+	w := newWorld(t)
+	r := trace.Record{Image: chunk.Sum([]byte("image")), Source: chunk.Sum([]byte("source")), Platform: image.HostPlatform(), Numbers: []uint32{3, 1}}
+	good, err := r.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Unix(1e9, 0)
+	kept := trace.KeyOf(r, good, at).String()
+	buckettest.Put(t, w.bucket, kept, good)
+	later := slices.Clone(good)
+	later[8] = 9
+	buckettest.Put(t, w.bucket, trace.KeyOf(r, later, at).String(), later)
+	if found, _ := w.run(t); len(found) > 0 {
+		t.Fatalf("found %+v, and one record is good, one of a later quarry", found)
+	}
+	for name, c := range map[string]struct{ key, body string }{
+		"empty":               {kept, ""},
+		"cut off":             {kept, string(good[:len(good)-1])},
+		"of another moment":   {kept[:len(kept)-1] + "x", string(good)},
+		"a key of nothing":    {trace.Prefix + "x", string(good)},
+		"bytes of another":    {strings.Replace(kept, r.Image.Hex(), r.Source.Hex(), 1), string(good)},
+		"too large":           {kept, strings.Repeat("x", trace.MaxRecord+1)},
+		"its sum is not that": {trace.KeyOf(r, later, at).String(), string(good)},
+	} {
+		buckettest.Put(t, w.bucket, c.key, []byte(c.body))
+		found, _ := w.run(t)
+		if len(found) != 1 || found[0].Kind != "trace-record" || found[0].Object != c.key || found[0].Note {
+			t.Errorf("%s: found %+v, want %s", name, found, c.key)
+		}
+		if found, _ := w.run(t); len(found) > 0 {
+			t.Errorf("%s: found %+v after it was removed", name, found)
+		}
+	}
 }
 
 // A statement of another version is noted, when nothing says that it was altered.

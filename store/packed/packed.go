@@ -92,7 +92,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Metrics == nil {
 		cfg.Metrics = NewMetrics()
 	}
-	s := &Store{cfg: cfg, bucket: cfg.Bucket, catalog: cfg.Catalog, index: cfg.Index, log: cfg.Log, metrics: cfg.Metrics}
+	s := &Store{cfg: cfg, bucket: bucket.Metered(cfg.Bucket), catalog: cfg.Catalog, index: cfg.Index, log: cfg.Log, metrics: cfg.Metrics}
 	if err := s.reconcile(ctx); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
