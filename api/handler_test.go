@@ -303,7 +303,7 @@ func TestBatchAnswersEveryDigestOnce(t *testing.T) {
 	slow := w.PutChunk(t, []byte("slow"))
 	missing := chunk.Sum([]byte("missing"))
 	srv, _ := w.Serve(t, func(c *api.Config) {
-		c.ChunkTimeout = 50 * time.Millisecond
+		c.ChunkTimeout = 500 * time.Millisecond
 		c.Chunks = &faulty{
 			Chunks: w.Chunks,
 			fail: map[chunk.Digest]error{

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"quarry/store/bucket"
 	"quarry/store/chunk"
 	"quarry/store/trace"
@@ -25,6 +27,9 @@ const (
 	// maxTraceKeys bounds the listing of records at the first use: twice what is
 	// kept.
 	maxTraceKeys = 2 * maxTraced * trace.MaxRuns
+	// traceListTime bounds that listing: S3 gives 1000 keys a request, so there are 33
+	// requests at most, and each may take a second.
+	traceListTime = 30 * time.Second
 	// traceEvery is how often an image that has all its records gets a newer one:
 	// hundreds of runs that start in one second know the same.
 	traceEvery = time.Minute
@@ -41,7 +46,8 @@ type traces struct {
 	log    *slog.Logger
 	now    func() time.Time
 
-	adding sync.Mutex // held while a record is written and old ones are deleted
+	loading singleflight.Group
+	adding  sync.Mutex // held while a record is written and old ones are deleted
 
 	mu     sync.Mutex // guards the rest
 	loaded bool
@@ -79,17 +85,47 @@ func (t *traces) admit() error {
 	return nil
 }
 
-// load learns from the bucket which records there are, once.
+// load learns from the bucket which records there are, once for all who need it. A
+// bucket that hangs holds up nobody longer than their ctx.
 func (t *traces) load(ctx context.Context) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.loaded {
+	if t.isLoaded() {
 		return nil
 	}
+	done := t.loading.DoChan("", func() (any, error) { // ends with traceListTime
+		if t.isLoaded() {
+			return nil, nil
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), traceListTime)
+		defer cancel()
+		found, err := t.find(ctx)
+		if err != nil {
+			return nil, err
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.images, t.loaded = found, true
+		return nil, nil
+	})
+	select {
+	case r := <-done:
+		return r.Err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (t *traces) isLoaded() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.loaded
+}
+
+// find lists the records in the bucket.
+func (t *traces) find(ctx context.Context) (map[chunk.Digest]*traced, error) {
 	found, n := map[chunk.Digest]*traced{}, 0
 	for obj, err := range t.bucket.List(ctx, trace.Prefix) {
 		if err != nil {
-			return fmt.Errorf("list trace records: %w", err)
+			return nil, fmt.Errorf("list trace records: %w", err)
 		}
 		if n++; n > maxTraceKeys {
 			t.log.WarnContext(ctx, "more trace records than are kept, the rest is not used", "limit", maxTraceKeys)
@@ -110,8 +146,7 @@ func (t *traces) load(ctx context.Context) error {
 	for _, im := range found {
 		slices.SortFunc(im.keys, func(a, b trace.Key) int { return cmp.Compare(a.String(), b.String()) })
 	}
-	t.images, t.loaded = found, true
-	return nil
+	return found, nil
 }
 
 // add keeps a record that was found to be right. An image that has all its records,

@@ -1,12 +1,17 @@
 package api
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
+	"iter"
 	"log/slog"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"quarry/store/bucket"
 	"quarry/store/bucket/buckettest"
 	"quarry/store/bucket/mem"
 	"quarry/store/chunk"
@@ -84,4 +89,74 @@ func TestRecordsOfOneMomentAreAllKept(t *testing.T) {
 			}
 		}
 	}
+}
+
+// hanging is a bucket whose listings wait until they are released.
+type hanging struct {
+	bucket.Bucket
+	begun, release chan struct{}
+}
+
+func (h hanging) List(ctx context.Context, prefix string) iter.Seq2[bucket.Object, error] {
+	return func(yield func(bucket.Object, error) bool) {
+		h.begun <- struct{}{}
+		select {
+		case <-h.release:
+		case <-ctx.Done():
+			yield(bucket.Object{}, ctx.Err())
+			return
+		}
+		h.Bucket.List(ctx, prefix)(yield)
+	}
+}
+
+func TestAListingThatHangsHoldsUpNobody(t *testing.T) {
+	h := hanging{mem.New(), make(chan struct{}, 10), make(chan struct{})}
+	tr := newTraces(h, slog.New(slog.DiscardHandler), time.Now)
+	r, encoded := recordOf(t, 1)
+	var g sync.WaitGroup
+	defer g.Wait()
+	for range 2 {
+		g.Go(func() {
+			if err := tr.add(t.Context(), r, encoded); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	defer close(h.release)
+	<-h.begun
+	left, cancel := context.WithCancel(t.Context())
+	cancel()
+	others := make(chan error, 1)
+	g.Go(func() {
+		tr.added()
+		_, _, err := tr.list(left, r.Image)
+		others <- errors.Join(tr.admit(), err)
+	})
+	select {
+	case err := <-others:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("a caller that has left: %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("others wait for the bucket")
+	}
+	if n := len(h.begun); n != 0 {
+		t.Errorf("%d more listings for one", n)
+	}
+}
+
+func TestAListingThatNeverEndsIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := hanging{mem.New(), make(chan struct{}, 10), make(chan struct{})}
+		tr := newTraces(h, slog.New(slog.DiscardHandler), time.Now)
+		r, encoded := recordOf(t, 1)
+		if err := tr.add(t.Context(), r, encoded); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want a deadline", err)
+		}
+		close(h.release)
+		if err := tr.add(t.Context(), r, encoded); err != nil {
+			t.Error(err)
+		}
+	})
 }

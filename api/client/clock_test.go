@@ -85,6 +85,7 @@ func inMemory(t *testing.T, name string, h http.HandlerFunc) *client.Client {
 	t.Cleanup(func() {
 		c.Close()
 		srv.Close()
+		synctest.Wait() // what still begins has begun
 		running.Wait()
 	})
 	return c
@@ -203,7 +204,7 @@ func TestHedgesAreBounded(t *testing.T) {
 			wg.Wait()
 		}
 		hedges := s.Stats().Hedges
-		if most := uint64(8 + requests/20); hedges == 0 || hedges > most || asked.Load() != int64(requests+hedges) {
+		if most := uint64(8 + requests/20); hedges == 0 || hedges > most || asked.Load() != int64(requests+hedges) || s.Stats().Again != hedges {
 			t.Errorf("%d hedges and %d requests for %d, want at most %d hedges", hedges, asked.Load(), requests, most)
 		}
 	})
@@ -298,7 +299,7 @@ func TestAHedgeAsksForWhatIsOpen(t *testing.T) {
 			got++
 			return err
 		})
-		if st := s.Stats(); err != nil || got != 2 || st.Hedges != 1 || st.HedgesWon != 0 || !slices.Equal(asked, []int64{1}) {
+		if st := s.Stats(); err != nil || got != 2 || st.Hedges != 1 || st.HedgesWon != 0 || st.Again != 1 || !slices.Equal(asked, []int64{1}) {
 			t.Errorf("%d chunks, error %v, %+v, hedge for %v chunks", got, err, st, asked)
 		}
 	})

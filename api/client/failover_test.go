@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,14 @@ func serveWorld(t *testing.T, w *apitest.World) *client.Client {
 	t.Helper()
 	srv, _ := w.Serve(t, nil)
 	return connect(t, client.Config{URL: srv.URL})
+}
+
+// impatient returns a client that takes little time for silence.
+func impatient(t *testing.T, h http.HandlerFunc) *client.Client {
+	t.Helper()
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	return connect(t, client.Config{URL: srv.URL, IdleTimeout: 200 * time.Millisecond})
 }
 
 func TestAStartGoesToTheNextStore(t *testing.T) {
@@ -54,7 +63,7 @@ func TestAStartGoesToTheNextStore(t *testing.T) {
 		is    error // what a Start at stores that are all like this ends with
 	}{
 		"that does not answer":            {first: gone(t), is: store.ErrUnreachable},
-		"that is silent":                  {first: lie(t, stall), is: client.ErrSilent},
+		"that is silent":                  {first: impatient(t, stall), is: client.ErrSilent},
 		"that answers 500":                {first: lie(t, fails(500))},
 		"that refuses":                    {first: lie(t, fails(403)), is: store.ErrUnauthorised},
 		"that has no such image":          {first: serveWorld(t, empty), is: api.ErrRepoUnknown},
@@ -68,7 +77,7 @@ func TestAStartGoesToTheNextStore(t *testing.T) {
 		"that is a web page":              {first: lie(t, writes([]byte("<html>")))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg := client.StoresConfig{Clients: []*client.Client{tt.first, good}, Backoff: time.Millisecond, AttemptTimeout: 200 * time.Millisecond, Attempts: 2}
+			cfg := client.StoresConfig{Clients: []*client.Client{tt.first, good}, Backoff: time.Millisecond, AttemptTimeout: 30 * time.Second, Attempts: 2}
 			s := &start{w: w, img: img}
 			got := client.NewStores(cfg)
 			config, boot, _, err := got.Start(t.Context(), img.Ref, img.Platform, nil, false, s.verify)

@@ -200,41 +200,12 @@ func faults(t *testing.T) map[string]fault {
 		"a redirect": {func(x *exchange, _ chunk.Digest) {
 			http.Redirect(x.w, x.r, "/expired", http.StatusTemporaryRedirect)
 		}, faultChunks, store.Unreachable, false},
-		"401": {status(401, "WWW-Authenticate", "Basic"), faultChunks, store.Unauthorised, true},
-		"403": {status(403), faultChunks, store.Unauthorised, true},
-		"404": {status(404), faultChunks, store.Unreachable, false},
-		"429": {status(429, "Retry-After", "0"), faultChunks, store.Unreachable, false},
-		"500": {status(500), faultChunks, store.Unreachable, false},
-		"503": {status(503, "Retry-After", "soon"), faultChunks, store.Unreachable, false},
-		"slow loris": {func(x *exchange, _ chunk.Digest) {
-			x.w.Header().Set("Content-Type", api.TypeFrames)
-			for _, b := range all(x) {
-				x.w.Write([]byte{b})
-				http.NewResponseController(x.w).Flush()
-				select {
-				case <-time.After(10 * time.Millisecond):
-				case <-x.r.Context().Done():
-					return
-				}
-			}
-		}, faultChunks, store.Unreachable, false},
-		"silence before the headers": {func(x *exchange, _ chunk.Digest) { <-x.r.Context().Done() }, faultChunks, store.Unreachable, false},
-		"silence before the victim": {func(x *exchange, v chunk.Digest) {
-			x.w.Header().Set("Content-Type", api.TypeFrames)
-			fw := api.NewFrameWriter(x.w)
-			for _, f := range x.frames {
-				if f.Digest != v && fw.Write(f) != nil {
-					return
-				}
-			}
-			stall(x.w, x.r)
-		}, 1, store.Unreachable, false},
-		"silence before the end": {func(x *exchange, _ chunk.Digest) {
-			x.w.Header().Set("Content-Type", api.TypeFrames)
-			b := all(x)
-			x.w.Write(b[:len(b)-48])
-			stall(x.w, x.r)
-		}, 0, "", false},
+		"401":                             {status(401, "WWW-Authenticate", "Basic"), faultChunks, store.Unauthorised, true},
+		"403":                             {status(403), faultChunks, store.Unauthorised, true},
+		"404":                             {status(404), faultChunks, store.Unreachable, false},
+		"429":                             {status(429, "Retry-After", "0"), faultChunks, store.Unreachable, false},
+		"500":                             {status(500), faultChunks, store.Unreachable, false},
+		"503":                             {status(503, "Retry-After", "soon"), faultChunks, store.Unreachable, false},
 		"a length over the maximum":       {header(4, 1<<32-1), 1, store.Corrupt, false},
 		"a plain length over the maximum": {header(8, chunk.MaxSize+1), 1, store.Corrupt, false},
 		"an unknown codec":                {header(0, 1|7<<16), 1, store.Corrupt, false},
@@ -274,6 +245,41 @@ func faults(t *testing.T) map[string]fault {
 	}
 }
 
+// silences are the faults that only the end of the client's patience shows.
+func silences() map[string]fault {
+	return map[string]fault{
+		"slow loris": {func(x *exchange, _ chunk.Digest) {
+			x.w.Header().Set("Content-Type", api.TypeFrames)
+			for _, b := range x.body(x.frames...) {
+				x.w.Write([]byte{b})
+				http.NewResponseController(x.w).Flush()
+				select {
+				case <-time.After(10 * time.Millisecond):
+				case <-x.r.Context().Done():
+					return
+				}
+			}
+		}, faultChunks, store.Unreachable, false},
+		"silence before the headers": {func(x *exchange, _ chunk.Digest) { <-x.r.Context().Done() }, faultChunks, store.Unreachable, false},
+		"silence before the victim": {func(x *exchange, v chunk.Digest) {
+			x.w.Header().Set("Content-Type", api.TypeFrames)
+			fw := api.NewFrameWriter(x.w)
+			for _, f := range x.frames {
+				if f.Digest != v && fw.Write(f) != nil {
+					return
+				}
+			}
+			stall(x.w, x.r)
+		}, 1, store.Unreachable, false},
+		"silence before the end": {func(x *exchange, _ chunk.Digest) {
+			x.w.Header().Set("Content-Type", api.TypeFrames)
+			b := x.body(x.frames...)
+			x.w.Write(b[:len(b)-48])
+			stall(x.w, x.r)
+		}, 0, "", false},
+	}
+}
+
 // faultLab is a real store and its chunks.
 type faultLab struct {
 	world  *apitest.World
@@ -303,7 +309,7 @@ type node struct {
 	strays atomic.Int64 // requests that are no batchGet
 }
 
-func (l *faultLab) node(t *testing.T, f fault, faulty int64) *node {
+func (l *faultLab) node(t *testing.T, f fault, faulty int64, patience time.Duration) *node {
 	n := &node{}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/v1/chunks:batchGet" {
@@ -337,7 +343,7 @@ func (l *faultLab) node(t *testing.T, f fault, faulty int64) *node {
 		f.serve(x, v)
 	}))
 	t.Cleanup(srv.Close)
-	n.client = connect(t, client.Config{URL: srv.URL, IdleTimeout: 200 * time.Millisecond})
+	n.client = connect(t, client.Config{URL: srv.URL, IdleTimeout: patience})
 	return n
 }
 
@@ -384,51 +390,63 @@ func TestEveryFaultEndsInRightBytesOrATypedError(t *testing.T) {
 	for name, f := range faults(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			stores := func(hedge time.Duration, nodes ...*node) *client.Stores {
-				cfg := client.StoresConfig{Backoff: time.Millisecond, HedgeAfter: hedge, Attempts: 4 / len(nodes)}
-				for _, n := range nodes {
-					cfg.Clients = append(cfg.Clients, n.client)
-				}
-				return client.NewStores(cfg)
-			}
-			want := func(t *testing.T, s *client.Stores, fails int, outcome store.Outcome) {
-				t.Helper()
-				failed, err := l.read(t, s, outcome)
-				if err != nil || (failed != fails && fails >= 0) || (failed == 0 && fails == some) {
-					t.Errorf("%d chunks failed, error %v, want %d", failed, err, fails)
-				}
-				if got := s.Stats().BucketBytes; got > 1<<20 {
-					t.Errorf("a lie about the bucket was counted: %d", got)
-				}
-			}
-			one := l.node(t, f, always)
-			t.Run("at the only store", func(t *testing.T) { want(t, stores(-1, one), f.fails, f.outcome) })
-			if n := one.asked.Load(); (f.settled && n != 1) || n > 4*faultChunks {
-				t.Errorf("the store was asked %d times", n)
-			}
-			if n := one.strays.Load(); n > 0 {
-				t.Errorf("%d requests went elsewhere", n)
-			}
-			t.Run("once", func(t *testing.T) {
-				fails, outcome := 0, store.Outcome("")
-				if f.settled {
-					fails, outcome = f.fails, f.outcome
-				}
-				want(t, stores(-1, l.node(t, f, 1)), fails, outcome)
-			})
-			t.Run("at the first of two", func(t *testing.T) {
-				want(t, stores(0, l.node(t, f, always), l.node(t, f, 0)), 0, "")
-			})
-			t.Run("at the first of two, hedged", func(t *testing.T) {
-				want(t, stores(20*time.Millisecond, l.node(t, f, always), l.node(t, f, 0)), 0, "")
-			})
-			t.Run("at both", func(t *testing.T) {
-				fails := f.fails
-				if fails == some {
-					fails = perhaps // each answer brings some chunks, and there are twice as many
-				}
-				want(t, stores(-1, l.node(t, f, always), l.node(t, f, always)), fails, f.outcome)
-			})
+			l.suffer(t, f, time.Minute) // a busy machine is not silence
 		})
 	}
+	for name, f := range silences() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l.suffer(t, f, 500*time.Millisecond)
+		})
+	}
+}
+
+// suffer reads from stores with a fault, alone and beside good ones.
+func (l *faultLab) suffer(t *testing.T, f fault, patience time.Duration) {
+	serve := func(faulty int64) *node { return l.node(t, f, faulty, patience) }
+	stores := func(hedge time.Duration, nodes ...*node) *client.Stores {
+		cfg := client.StoresConfig{Backoff: time.Millisecond, HedgeAfter: hedge, AttemptTimeout: patience, Attempts: 4 / len(nodes)}
+		for _, n := range nodes {
+			cfg.Clients = append(cfg.Clients, n.client)
+		}
+		return client.NewStores(cfg)
+	}
+	want := func(t *testing.T, s *client.Stores, fails int, outcome store.Outcome) {
+		t.Helper()
+		failed, err := l.read(t, s, outcome)
+		if err != nil || (failed != fails && fails >= 0) || (failed == 0 && fails == some) {
+			t.Errorf("%d chunks failed, error %v, want %d", failed, err, fails)
+		}
+		if got := s.Stats().BucketBytes; got > 1<<20 {
+			t.Errorf("a lie about the bucket was counted: %d", got)
+		}
+	}
+	one := serve(always)
+	t.Run("at the only store", func(t *testing.T) { want(t, stores(-1, one), f.fails, f.outcome) })
+	if n := one.asked.Load(); (f.settled && n != 1) || n > 4*faultChunks {
+		t.Errorf("the store was asked %d times", n)
+	}
+	if n := one.strays.Load(); n > 0 {
+		t.Errorf("%d requests went elsewhere", n)
+	}
+	t.Run("once", func(t *testing.T) {
+		fails, outcome := 0, store.Outcome("")
+		if f.settled {
+			fails, outcome = f.fails, f.outcome
+		}
+		want(t, stores(-1, serve(1)), fails, outcome)
+	})
+	t.Run("at the first of two", func(t *testing.T) {
+		want(t, stores(0, serve(always), serve(0)), 0, "")
+	})
+	t.Run("at the first of two, hedged", func(t *testing.T) {
+		want(t, stores(20*time.Millisecond, serve(always), serve(0)), 0, "")
+	})
+	t.Run("at both", func(t *testing.T) {
+		fails := f.fails
+		if fails == some {
+			fails = perhaps // each answer brings some chunks, and there are twice as many
+		}
+		want(t, stores(-1, serve(always), serve(always)), fails, f.outcome)
+	})
 }

@@ -44,6 +44,7 @@ type quest struct {
 	digest  chunk.Digest
 	at      *member // the store that is asked for it now, nil when none is
 	flights int     // attempts that are asked for it: two with a hedge
+	asked   bool    // by any attempt so far
 	tries   []try   // by store
 }
 
@@ -253,6 +254,10 @@ func (f *fetch) begin(ctx context.Context, now time.Time, m *member, qs []*quest
 		t.asked++
 		a.n = max(a.n, t.asked)
 		q.flights++
+		if q.asked {
+			f.s.again.Add(1)
+		}
+		q.asked = true
 		if !hedge {
 			q.at = m
 		}

@@ -21,25 +21,32 @@ import (
 	"quarry/store/chunk"
 )
 
-// silent is a node that answers nothing and tells when a request was given up.
-func silent(t *testing.T) (c *client.Client, left <-chan struct{}) {
+// silent is a node that answers nothing and tells when it was asked, and when a
+// request was given up.
+func silent(t *testing.T) (c *client.Client, asked, left <-chan struct{}) {
 	t.Helper()
-	gone := make(chan struct{}, 100)
+	come, gone := make(chan struct{}, 100), make(chan struct{}, 100)
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body) // or the server does not see that the client leaves
+		come <- struct{}{}
 		<-r.Context().Done()
 		gone <- struct{}{}
 	}))
 	t.Cleanup(srv.Close)
-	return connect(t, client.Config{URL: srv.URL}), gone
+	return connect(t, client.Config{URL: srv.URL}), come, gone
 }
 
 func TestAStallIsHedgedAtAnotherStoreAndTheLoserCancelled(t *testing.T) {
 	w := apitest.New(t)
 	p := []byte("a chunk")
 	d := w.PutChunk(t, p)
-	srv, _ := w.Serve(t, nil)
-	slow, left := silent(t)
+	_, h := w.Serve(t, nil)
+	slow, asked, left := silent(t)
+	srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		<-asked // or the first request might be given up before it is there
+		h.ServeHTTP(rw, r)
+	}))
+	defer srv.Close()
 	good := connect(t, client.Config{URL: srv.URL})
 	s := client.NewStores(client.StoresConfig{Clients: []*client.Client{slow, good}, HedgeAfter: time.Millisecond})
 	if got, err := s.Get(t.Context(), d, nil); err != nil || !bytes.Equal(got, p) {
@@ -61,7 +68,8 @@ func TestAStallOfTheOnlyStoreIsHedgedOnAnotherConnection(t *testing.T) {
 		n := asked.Add(1)
 		ports[n-1] = r.RemoteAddr
 		if n == 1 {
-			stall(w, r)
+			io.Copy(io.Discard, r.Body) // or the server does not see that the client leaves
+			<-r.Context().Done()        // not a header: it would be an answer that is none
 			close(left)
 			return
 		}

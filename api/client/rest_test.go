@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"quarry/api"
@@ -108,20 +109,22 @@ func TestARestThatBreaksOffIsNoErrorOfTheStart(t *testing.T) {
 	}
 	for _, left := range []int{len(tail), len(tail) - 5, 1} {
 		for _, stalls := range []bool{false, true} {
-			liar := lie(t, func(rw http.ResponseWriter, r *http.Request) {
-				rw.Write(whole[:len(whole)-left])
-				if stalls {
-					stall(rw, r)
+			synctest.Test(t, func(t *testing.T) {
+				liar := inMemory(t, "liar", func(rw http.ResponseWriter, r *http.Request) {
+					rw.Write(whole[:len(whole)-left])
+					if stalls {
+						stall(rw, r)
+					}
+				})
+				rest := s.askRest(t, t.Context(), liar)
+				if _, _, err := listed(t, rest); err == nil || err == io.EOF {
+					t.Errorf("%d bytes before the end, stalls %t: %v", left, stalls, err)
+				}
+				rest.Close()
+				if n := liar.Stats().Requests; n != 1 {
+					t.Errorf("%d requests", n)
 				}
 			})
-			rest := s.askRest(t, t.Context(), liar)
-			if _, _, err := listed(t, rest); err == nil || err == io.EOF {
-				t.Errorf("%d bytes before the end, stalls %t: %v", left, stalls, err)
-			}
-			rest.Close()
-			if n := liar.Stats().Requests; n != 1 {
-				t.Errorf("%d requests", n)
-			}
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -247,25 +248,27 @@ func TestAStartThatBreaksOffIsAskedForAgain(t *testing.T) {
 		for _, stalls := range []bool{false, true} {
 			var mu sync.Mutex // guards asked
 			asked := 0
-			c := lie(t, func(rw http.ResponseWriter, r *http.Request) {
-				mu.Lock()
-				asked++
-				first := asked == 1
-				mu.Unlock()
-				if !first {
-					rw.Write(stream)
-					return
-				}
-				rw.Write(stream[:cut])
-				if stalls {
-					stall(rw, r)
+			synctest.Test(t, func(t *testing.T) {
+				c := inMemory(t, "breaks", func(rw http.ResponseWriter, r *http.Request) {
+					mu.Lock()
+					asked++
+					first := asked == 1
+					mu.Unlock()
+					if !first {
+						rw.Write(stream)
+						return
+					}
+					rw.Write(stream[:cut])
+					if stalls {
+						stall(rw, r)
+					}
+				})
+				s.calls = 0
+				_, boot, err := s.ask(t, c)
+				if err != nil || !bytes.Equal(boot, s.img.Bootstrap) || s.calls != 1 || c.Stats().Requests != 2 {
+					t.Errorf("cut at %d: bootstrap of %d bytes, error %v, %d calls of verify, %+v", cut, len(boot), err, s.calls, c.Stats())
 				}
 			})
-			s.calls = 0
-			_, boot, err := s.ask(t, c)
-			if err != nil || !bytes.Equal(boot, s.img.Bootstrap) || s.calls != 1 || c.Stats().Requests != 2 {
-				t.Errorf("cut at %d: bootstrap of %d bytes, error %v, %d calls of verify, %+v", cut, len(boot), err, s.calls, c.Stats())
-			}
 		}
 	}
 }

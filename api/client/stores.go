@@ -49,7 +49,7 @@ type Stores struct {
 	members []*member
 	budget  *budget
 
-	hedges, hedgesWon atomic.Uint64
+	hedges, hedgesWon, again atomic.Uint64
 }
 
 // StoresStats counts what Stores has done since it was made.
@@ -57,6 +57,7 @@ type StoresStats struct {
 	Stats            // of all clients
 	Hedges    uint64 // second requests for chunks that did not come
 	HedgesWon uint64 // those that brought a chunk first
+	Again     uint64 // chunks asked for once more, by hedges and after failures: as often they may come in vain
 	Stores    []StoreStats
 }
 
@@ -161,7 +162,7 @@ func (s *Stores) backoff(n int, err error) time.Duration {
 
 // Stats returns the counters.
 func (s *Stores) Stats() StoresStats {
-	st := StoresStats{Hedges: s.hedges.Load(), HedgesWon: s.hedgesWon.Load()}
+	st := StoresStats{Hedges: s.hedges.Load(), HedgesWon: s.hedgesWon.Load(), Again: s.again.Load()}
 	now := time.Now()
 	for _, m := range s.members {
 		c := m.Client.Stats()

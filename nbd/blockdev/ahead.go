@@ -17,36 +17,54 @@ const (
 
 // neighbours returns what to fetch with chunks that reads miss: their groups, and
 // what sequential reads come to next. All of them are announced.
-func (d *Device) neighbours(missing []*flight) (ahead []int) {
+func (d *Device) neighbours(missing []*flight) (ahead []*coming) {
 	if !d.grouped {
 		return nil
 	}
+	var first int64
 	for _, f := range missing {
-		a, b := d.groups.of(f.i, len(d.chunks))
-		ahead = d.announce(ahead, a, b)
+		first += int64(d.chunks[f.i].Len)
+	}
+	by := newBringer(first)
+	for _, f := range missing {
+		if d.count.missed.Add(1) > d.alone {
+			a, b := d.groups.of(f.i, len(d.chunks))
+			ahead = d.announceAll(by, ahead, a, b)
+		}
 	}
 	for _, f := range missing {
 		a, b := d.sequences.due(d.chunks, f.i, true)
-		ahead = d.announce(ahead, a, b)
+		ahead = d.announceAll(by, ahead, a, b)
 	}
 	return ahead
 }
 
-// announce appends those of the chunks [from, to) that are nowhere and for which
-// there is room.
-func (d *Device) announce(ahead []int, from, to int) []int {
+// announceAll appends those of the chunks [from, to) that are nowhere and for which
+// there is room; by brings them.
+func (d *Device) announceAll(by *bringer, ahead []*coming, from, to int) []*coming {
 	for i := from; i < to && len(ahead) < maxAheadChunks; i++ {
 		size := int64(d.chunks[i].Len)
-		if !d.memory.ahead.TryAcquire(size) {
+		if !d.memory.ahead.take(size) {
 			break // too much is under way already
 		}
-		if d.onDisk(i) || !d.memory.expect(d.chunks[i].Digest) {
-			d.memory.ahead.Release(size)
-			continue
+		if c, ok := d.announceFetch(by, i); ok {
+			ahead = append(ahead, c)
+		} else {
+			d.memory.ahead.give(size)
 		}
-		ahead = append(ahead, i)
 	}
 	return ahead
+}
+
+// announceFetch announces a chunk that by fetches, unless the disk has it.
+func (d *Device) announceFetch(by *bringer, i int) (c *coming, ok bool) {
+	if d.onDisk(i) {
+		return nil, false
+	}
+	if c, ok = d.announce(by, i); ok {
+		by.size += int64(d.chunks[i].Len)
+	}
+	return c, ok
 }
 
 // fetchAhead fetches what a sequential read comes to next, when it is time, now
@@ -60,7 +78,7 @@ func (d *Device) fetchAhead(i int) {
 		return
 	}
 	d.start(context.Background(), func(ctx context.Context) {
-		if ahead := d.announce(nil, from, to); len(ahead) > 0 {
+		if ahead := d.announceAll(newBringer(0), nil, from, to); len(ahead) > 0 {
 			d.fetch(ctx, request{ahead: ahead}) // its errors fail no read
 		}
 	})
@@ -108,7 +126,7 @@ func (d *Device) Prefetch(ctx context.Context, numbers []uint32) error {
 		if d.disk == nil && d.memory.full() {
 			return nil
 		}
-		var batch []int
+		var batch []*coming
 		var err error
 		if batch, numbers, err = d.nextBatch(ctx, numbers); err != nil {
 			return err
@@ -124,39 +142,39 @@ func (d *Device) Prefetch(ctx context.Context, numbers []uint32) error {
 }
 
 // nextBatch takes the chunks of the next request from numbers.
-func (d *Device) nextBatch(ctx context.Context, numbers []uint32) (batch []int, rest []uint32, err error) {
-	var bytes int64
+func (d *Device) nextBatch(ctx context.Context, numbers []uint32) (batch []*coming, rest []uint32, err error) {
+	by := newBringer(0)
 	for k, n := range numbers {
 		if int64(n) >= int64(len(d.chunks)) {
 			continue
 		}
 		i := int(n)
 		size := int64(d.chunks[i].Len)
-		if len(batch) > 0 && (bytes+size > min(prefetchBatch, d.memory.limit/4) || len(batch) == maxAheadChunks) {
+		if len(batch) > 0 && (by.size+size > min(prefetchBatch, d.memory.limit/4) || len(batch) == maxAheadChunks) {
 			return batch, numbers[k:], nil
 		}
 		if size > d.memory.limit/2 {
 			return batch, nil, nil // there is never room
 		}
-		if !d.memory.ahead.TryAcquire(size) {
+		if !d.memory.ahead.take(size) {
 			if len(batch) > 0 {
 				return batch, numbers[k:], nil
 			}
-			if err := d.memory.ahead.Acquire(ctx, size); err != nil {
+			if err := d.memory.ahead.wait(ctx, d.gone, size); err != nil {
 				return nil, nil, err
 			}
 		}
-		if d.onDisk(i) || !d.memory.expect(d.chunks[i].Digest) {
-			d.memory.ahead.Release(size)
-			continue
+		if c, ok := d.announceFetch(by, i); ok {
+			batch = append(batch, c)
+		} else {
+			d.memory.ahead.give(size)
 		}
-		batch, bytes = append(batch, i), bytes+size
 	}
 	return batch, nil, nil
 }
 
 // prefetch makes one request of Prefetch, which ends with ctx or the device.
-func (d *Device) prefetch(ctx context.Context, batch []int) error {
+func (d *Device) prefetch(ctx context.Context, batch []*coming) error {
 	ended := make(chan error, 1)
 	started := d.start(ctx, func(own context.Context) {
 		own, cancel := context.WithCancel(own)
@@ -165,9 +183,9 @@ func (d *Device) prefetch(ctx context.Context, batch []int) error {
 		ended <- d.fetch(own, request{ahead: batch, patient: true})
 	})
 	if !started {
-		for _, i := range batch {
-			d.memory.unexpect(d.chunks[i].Digest)
-			d.memory.ahead.Release(int64(d.chunks[i].Len))
+		for _, c := range batch {
+			d.memory.unexpect(c)
+			d.memory.ahead.give(int64(d.chunks[c.i].Len))
 		}
 		return ErrClosed
 	}

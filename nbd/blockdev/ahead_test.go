@@ -181,55 +181,6 @@ func TestFullReadRunsAtLineSpeed(t *testing.T) {
 	}
 }
 
-func TestReadWaitsForAnExpectedChunkAtMostTheHedge(t *testing.T) {
-	m := makeDirs(t, 1, 8, 4096)
-	digest := m.img.Blob.Chunks[3].Digest
-	for _, c := range []struct {
-		name     string
-		then     func(d *blockdev.Device, e *blockdev.Expected)
-		wait     time.Duration
-		requests int64
-	}{
-		{"it is delivered", func(_ *blockdev.Device, e *blockdev.Expected) {
-			time.Sleep(time.Millisecond)
-			e.Deliver(digest, m.store.chunks[digest])
-		}, time.Millisecond, 0},
-		{"nothing comes", func(*blockdev.Device, *blockdev.Expected) {}, blockdev.DefaultHedge, 1},
-		{"the stream ends", func(_ *blockdev.Device, e *blockdev.Expected) { time.Sleep(time.Millisecond); e.End() }, time.Millisecond, 1},
-		{"wrong bytes are delivered", func(_ *blockdev.Device, e *blockdev.Expected) {
-			if err := e.Deliver(digest, make([]byte, 4096)); !errors.Is(err, blockdev.ErrRefused) {
-				t.Errorf("wrong bytes: got %v, want ErrRefused", err)
-			}
-		}, 0, 1},
-		{"others are delivered", func(_ *blockdev.Device, e *blockdev.Expected) {
-			other := m.img.Blob.Chunks[4].Digest
-			e.Deliver(other, m.store.chunks[other])
-		}, blockdev.DefaultHedge, 1},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := m.device(t)
-				e := d.Expect([]uint32{3, 4, 1 << 30})
-				defer e.End()
-				start := time.Now()
-				var wg sync.WaitGroup
-				wg.Go(func() {
-					checkRead(t, d, m.flat, m.dataOff(3), 4096)
-					if wait := time.Since(start); wait != c.wait {
-						t.Errorf("the read waited %v, want %v", wait, c.wait)
-					}
-				})
-				synctest.Wait()
-				c.then(d, e)
-				wg.Wait()
-				if s := d.Stats(); s.Requests != c.requests || s.Errors != 0 {
-					t.Errorf("got %+v, want %d requests", s, c.requests)
-				}
-			})
-		})
-	}
-}
-
 func TestDeliveriesAreVerified(t *testing.T) {
 	m := makeDirs(t, 1, 8, 4096)
 	d := m.device(t)

@@ -27,23 +27,27 @@ const (
 	// DefaultTimeout ends a fetch well before the 270 s after which a shim
 	// answers its kernel, so that a read has time for another try.
 	DefaultTimeout = 60 * time.Second
-	// DefaultHedge is what a read waits for a chunk that comes without having been
-	// asked for by a read: twice a slow link's round trip of 50 ms.
+	// DefaultHedge is how long nothing may come of what brings a chunk that a read
+	// waits for without having asked for it: twice a slow link's round trip of 50 ms.
 	DefaultHedge = 100 * time.Millisecond
 	// DefaultGroupBytes was chosen by replaying recorded reads of `pip --version` and
 	// `python3 -c 'print(1)'`; over-fetch is stored bytes fetched ÷ those of the chunks
 	// touched:
 	//
 	//	none    479 requests, 1.00     44, 1.00
-	//	128 KiB 179           1.31     32  1.32
-	//	256 KiB 138           1.43     32  1.38
-	//	512 KiB 107           1.54     30  1.58
-	//	1 MiB    86           1.66     24  1.97
+	//	128 KiB 198           1.23     43  1.03
+	//	256 KiB 156           1.33     43  1.06
+	//	512 KiB 124           1.39     43  1.12
+	//	1 MiB   107           1.49     41  1.17
 	//
-	// At 5 ms and 1 Gbit/s, 512 KiB saves pip 155 ms of round trips on 256 KiB and costs
-	// 9 ms of bytes. 1 MiB would save 105 ms for 11 ms, but comes close to the 2.2 of
-	// over-fetch that are allowed.
+	// At 5 ms and 1 Gbit/s, 512 KiB saves pip 160 ms of round trips on 256 KiB and costs
+	// 6 ms of bytes. 1 MiB would save 85 ms for 8 ms.
 	DefaultGroupBytes = 512 << 10
+	// DefaultAlone is how many missing chunks are fetched without neighbours: only
+	// then have reads shown that more is wanted. `python3 -c 'print(1)'` touches 44
+	// chunks and no more: neighbours after 16 of them would save 8 of its 43 requests and
+	// add 14 % to its bytes.
+	DefaultAlone = 40
 	// maxFetchBytes bounds the chunks that reads wait for, of one device: 256 stalled
 	// fetches of one 256 KiB chunk, more than the 128 requests of a loop device.
 	maxFetchBytes = 64 << 20
@@ -67,13 +71,17 @@ type Config struct {
 	Disk Disk
 	// Timeout is for one fetch; 0 means DefaultTimeout.
 	Timeout time.Duration
-	// Hedge is what a read waits for a chunk that is on its way already, before it
-	// fetches the chunk by itself; 0 means DefaultHedge.
+	// Hedge is for a chunk that a read needs and that is on its way already: when the
+	// request or stream that brings it has brought nothing for so long, the read fetches
+	// it by itself; 0 means DefaultHedge.
 	Hedge time.Duration
 	// GroupBytes is how much of the neighbourhood of a missing chunk is fetched with
 	// it; 0 means DefaultGroupBytes, less than 0 nothing, not even for sequential
 	// reads.
 	GroupBytes int64
+	// Alone is how many missing chunks are fetched before neighbours are; 0 means
+	// DefaultAlone, less than 0 none.
+	Alone int
 	// Log gets a line for every chunk that could not be read. nil discards.
 	Log *slog.Logger
 	// OnError, if not nil, is told of every chunk that could not be read. It may
@@ -102,7 +110,8 @@ type Device struct {
 	onError   func(*ReadError)
 	onTouch   func(int)
 	paths     paths
-	grouped   bool // something may be fetched ahead
+	grouped   bool  // something may be fetched ahead
+	alone     int64 // see Config.Alone
 	groups    groups
 	sequences sequences
 	budget    *semaphore.Weighted // bytes that reads wait for
@@ -143,6 +152,9 @@ func New(cfg Config) (*Device, error) {
 	if cfg.GroupBytes == 0 {
 		cfg.GroupBytes = DefaultGroupBytes
 	}
+	if cfg.Alone == 0 {
+		cfg.Alone = DefaultAlone
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -160,6 +172,7 @@ func New(cfg Config) (*Device, error) {
 		onTouch:   cfg.OnTouch,
 		paths:     newPaths(cfg.Image),
 		grouped:   cfg.GroupBytes > 0,
+		alone:     int64(cfg.Alone),
 		groups:    newGroups(cfg.Image, cfg.GroupBytes),
 		budget:    semaphore.NewWeighted(maxFetchBytes),
 		gone:      make(chan struct{}),
@@ -177,6 +190,10 @@ func New(cfg Config) (*Device, error) {
 
 // Size returns the length of the flattened device.
 func (d *Device) Size() int64 { return d.size }
+
+// Path returns the path of the first file that uses chunk number i of the image's
+// chunk table, "" when it is not known.
+func (d *Device) Path(i int) string { return d.paths.of(i) }
 
 // Close ends the fetches under way and waits for them; reads that need them,
 // and later ones, fail.
@@ -224,6 +241,7 @@ func (d *Device) ReadAt(ctx context.Context, p []byte, off int64) error {
 	d.count.readBytes.Add(int64(len(p)))
 	var room [2]piece // what a read of up to a chunk touches
 	pieces := d.split(room[:0], p, off)
+	d.countOwn(p, pieces)
 	if len(pieces) == 0 {
 		return nil
 	}
@@ -234,7 +252,9 @@ func (d *Device) ReadAt(ctx context.Context, p []byte, off int64) error {
 	missed := pieces[:0]
 	for _, pc := range pieces {
 		d.touch(pc.i)
-		if !d.held(pc) {
+		if d.held(pc) {
+			d.count.read(TierMemory, len(pc.p))
+		} else {
 			missed = append(missed, pc)
 		}
 	}
@@ -262,11 +282,15 @@ func (d *Device) TryReadAt(p []byte, off int64) bool {
 	}
 	for _, pc := range pieces {
 		if !d.held(pc) {
-			return false // evicted a moment ago
+			return false // evicted a moment ago; ReadAt does it all, and counts
 		}
+	}
+	for _, pc := range pieces {
 		d.touch(pc.i)
+		d.count.read(TierMemory, len(pc.p))
 	}
 	d.count.readBytes.Add(int64(len(p)))
+	d.countOwn(p, pieces)
 	if len(pieces) > 0 {
 		first := pieces[0].i
 		if d.grouped {
@@ -309,6 +333,17 @@ func (d *Device) split(pieces []piece, p []byte, off int64) []piece {
 	return pieces
 }
 
+// countOwn counts what of a read is no chunk's.
+func (d *Device) countOwn(p []byte, pieces []piece) {
+	n := len(p)
+	for _, pc := range pieces {
+		n -= len(pc.p)
+	}
+	if n > 0 {
+		d.count.ownBytes.Add(int64(n))
+	}
+}
+
 // chunkAt returns the chunk in whose blocks the data device's byte off lies.
 func (d *Device) chunkAt(off int64) int {
 	return sort.Search(len(d.chunks), func(i int) bool { return d.chunks[i].DevOff > off }) - 1
@@ -344,7 +379,6 @@ func (d *Device) held(pc piece) bool {
 		d.used(c.Digest)
 	}
 	copy(pc.p, data[pc.in:])
-	d.count.read(TierMemory, len(pc.p))
 	return true
 }
 
@@ -362,35 +396,4 @@ func (d *Device) fromDisk(ctx context.Context, pieces []piece) []piece {
 		d.slow.note(pc.i, TierDisk, start)
 	}
 	return missed
-}
-
-// BootstrapDevice is the bootstrap alone, for kernels before Linux 6.4, which
-// take bootstrap and data as two devices.
-func (d *Device) BootstrapDevice() nbd.Device {
-	return section{d: d, size: int64(len(d.bootstrap))}
-}
-
-// DataDevice is the data alone, nil for an image without.
-func (d *Device) DataDevice() nbd.Device {
-	if len(d.chunks) == 0 {
-		return nil
-	}
-	return section{d: d, off: d.mapped, size: d.size - d.mapped}
-}
-
-// section is a part of a device.
-type section struct {
-	d         *Device
-	off, size int64
-}
-
-// Size returns the section's length.
-func (s section) Size() int64 { return s.size }
-
-// ReadAt fills p; see Device.ReadAt.
-func (s section) ReadAt(ctx context.Context, p []byte, off int64) error {
-	if off < 0 || off > s.size || int64(len(p)) > s.size-off {
-		return fmt.Errorf("read of %d bytes at %d is outside the section of %d", len(p), off, s.size)
-	}
-	return s.d.ReadAt(ctx, p, s.off+off)
 }

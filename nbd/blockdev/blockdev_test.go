@@ -123,7 +123,7 @@ func (m *image) encodeSized(t testing.TB, root *rafs.Inode, chunkSize uint32) {
 
 func (m *image) device(t testing.TB, configure ...func(*blockdev.Config)) *blockdev.Device {
 	t.Helper()
-	cfg := blockdev.Config{Bootstrap: m.boot, Image: m.img, Chunks: m.store, GroupBytes: -1}
+	cfg := blockdev.Config{Bootstrap: m.boot, Image: m.img, Chunks: m.store, GroupBytes: -1, Alone: -1}
 	for _, f := range configure {
 		f(&cfg)
 	}
@@ -179,25 +179,11 @@ func TestDeviceIsTheFlattenedImage(t *testing.T) {
 	}
 }
 
-func TestSectionsAreTheTwoDevices(t *testing.T) {
-	m := makeImage(t, 30)
-	d := m.device(t)
-	checkRead(t, d.BootstrapDevice(), m.boot, 0, int64(len(m.boot)))
-	data := d.DataDevice()
-	if data.Size() != m.img.Blob.DevSize() {
-		t.Errorf("data device has %d bytes, want %d", data.Size(), m.img.Blob.DevSize())
-	}
-	checkRead(t, data, m.flat[m.img.Blob.MappedOff:], 0, data.Size())
-	if err := d.BootstrapDevice().ReadAt(t.Context(), make([]byte, 1), int64(len(m.boot))); err == nil {
-		t.Error("the bootstrap device reads behind its end")
-	}
-}
-
 func TestImageWithoutData(t *testing.T) {
 	m := makeImage(t, 1) // one empty file
 	d := m.device(t)
 	checkRead(t, d, m.boot, 0, int64(len(m.boot)))
-	if d.DataDevice() != nil || d.Size() != int64(len(m.boot)) {
+	if d.Size() != int64(len(m.boot)) {
 		t.Errorf("an image without data has a device of %d bytes", d.Size())
 	}
 }

@@ -43,7 +43,7 @@ func TestStalledNeighboursTakeNothingFromReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		d, err := New(Config{Bootstrap: boot, Image: img, Chunks: s, GroupBytes: 2 * blockSize})
+		d, err := New(Config{Bootstrap: boot, Image: img, Chunks: s, GroupBytes: 2 * blockSize, Alone: -1})
 		if err != nil {
 			t.Fatal(err)
 		}

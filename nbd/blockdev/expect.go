@@ -14,18 +14,19 @@ var ErrRefused = errors.New("delivery refused")
 
 // Expected are chunks that somebody brings without having been asked for each,
 // in the order in which they are going to be read. A read that meets one waits
-// for it, at most Config.Hedge. Safe for concurrent use.
+// for it while others come, at most a second. Safe for concurrent use.
 type Expected struct {
 	d *Device
 
 	mu   sync.Mutex // guards left
-	left map[chunk.Digest]uint32
+	left map[chunk.Digest]*coming
 }
 
 // Expect announces the chunks with these numbers. Numbers that the image does not
 // have are left out. Whoever calls it calls End, whatever happens.
 func (d *Device) Expect(numbers []uint32) *Expected {
-	e := &Expected{d: d, left: make(map[chunk.Digest]uint32, min(len(numbers), len(d.chunks)))}
+	e := &Expected{d: d, left: make(map[chunk.Digest]*coming, min(len(numbers), len(d.chunks)))}
+	by := newBringer(0)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -33,10 +34,10 @@ func (d *Device) Expect(numbers []uint32) *Expected {
 	}
 	d.expected[e] = struct{}{}
 	for _, n := range numbers {
-		if int64(n) < int64(len(d.chunks)) {
-			c := &d.chunks[n]
-			e.left[c.Digest] = c.Len
-			d.memory.expect(c.Digest)
+		if int64(n) < int64(len(d.chunks)) && e.left[d.chunks[n].Digest] == nil {
+			c, _ := d.announce(by, int(n)) // it comes, be it announced or not
+			e.left[c.d] = c
+			by.size += int64(d.chunks[n].Len)
 		}
 	}
 	return e
@@ -48,24 +49,26 @@ func (d *Device) Expect(numbers []uint32) *Expected {
 func (e *Expected) Deliver(digest chunk.Digest, plain []byte) error {
 	d := e.d
 	e.mu.Lock()
-	length, ok := e.left[digest]
+	c := e.left[digest]
 	delete(e.left, digest)
 	e.mu.Unlock()
-	if !ok {
+	if c == nil {
 		d.count.startRefused.Add(1)
 		return fmt.Errorf("%w: chunk %s was not expected, or has come before", ErrRefused, digest)
 	}
+	length := d.chunks[c.i].Len
 	if len(plain) != int(length) || chunk.Sum(plain) != digest {
 		d.count.startRefused.Add(1)
-		d.memory.unexpect(digest)
+		d.memory.unexpect(c)
 		return fmt.Errorf("%w: %d bytes are not chunk %s of %d", ErrRefused, len(plain), digest, length)
 	}
 	own := append(make([]byte, 0, len(plain)), plain...)
 	d.count.start.fetched.add(int64(len(own)))
 	d.count.ahead.fetched.add(int64(len(own)))
-	a := arrival{d: digest, p: own, tier: TierStart, ahead: &d.count.ahead, patient: true}
-	if fresh, waited := d.memory.arrive(a); fresh {
-		d.offer(digest, own, !waited)
+	c.by.took(int64(length))
+	a := arrival{d: digest, p: own, tier: TierStart, coming: c, ahead: &d.count.ahead, patient: true}
+	if got := d.arrive(a); got.fresh {
+		d.offer(digest, own, !got.waited)
 	}
 	return nil
 }
@@ -74,8 +77,8 @@ func (e *Expected) Deliver(digest chunk.Digest, plain []byte) error {
 func (e *Expected) End() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for digest := range e.left {
-		e.d.memory.unexpect(digest)
+	for _, c := range e.left {
+		e.d.memory.unexpect(c)
 	}
 	clear(e.left)
 	e.d.mu.Lock()

@@ -128,6 +128,9 @@ func (d *Device) join(ctx context.Context, pieces []piece, alone map[chunk.Diges
 		if h := m.at[c.Digest]; h != nil && len(h.p) == int(c.Len) { // it has just come
 			f, joined = &flight{d: c.Digest, owner: d, done: closedChan, p: h.p, tier: TierMemory}, false
 		} else if !joined || f.owner != d && alone[c.Digest] {
+			if joined {
+				d.count.hedged.add(int64(c.Len))
+			}
 			f, joined = &flight{d: c.Digest, i: pc.i, owner: d, done: make(chan struct{}), other: f}, false
 			m.flights[c.Digest] = f
 			mine = append(mine, f)
@@ -209,54 +212,33 @@ func (d *Device) get(ctx context.Context, mine []*flight) {
 	g.Wait()
 }
 
-// hedged waits for chunks that are on their way, and fetches those that do not
-// come in time.
-func (d *Device) hedged(ctx context.Context, onWay map[*flight]*coming) {
-	t := time.NewTimer(d.hedge)
-	defer t.Stop()
-	late := false
-	var rest []*flight
-	for f, c := range onWay {
-		if !late {
-			select {
-			case <-f.done:
-			case <-c.done:
-			case <-t.C:
-				late = true
-			}
-		}
-		select {
-		case <-f.done:
-		default:
-			rest = append(rest, f)
-		}
-	}
-	if len(rest) > 0 {
-		d.fetch(ctx, request{demanded: rest})
-	}
-}
-
 // request is one request to the store.
 type request struct {
 	demanded []*flight
-	ahead    []int // chunks that nobody has asked for, announced with expect
-	patient  bool  // those wait for room in memory
+	ahead    []*coming // chunks that nobody has asked for, announced, of one bringer
+	patient  bool      // those wait for room in memory
+}
+
+// took notes that so many bytes of the request have come, or that it is sent.
+func (rq request) took(n int64) {
+	if len(rq.ahead) > 0 {
+		rq.ahead[0].by.took(n)
+	}
 }
 
 // fetch makes a request: what reads wait for stands first in it, and each chunk is
 // given on as it comes.
 func (d *Device) fetch(ctx context.Context, rq request) error {
 	flights := make(map[chunk.Digest]*flight, len(rq.demanded))
-	ahead := make(map[chunk.Digest]int, len(rq.ahead))
+	ahead := make(map[chunk.Digest]*coming, len(rq.ahead))
 	digests := make([]chunk.Digest, 0, len(rq.demanded)+len(rq.ahead))
 	var total int64
 	for _, f := range rq.demanded {
 		digests, flights[f.d] = append(digests, f.d), f
 		total += int64(d.chunks[f.i].Len)
 	}
-	for _, i := range rq.ahead {
-		digest := d.chunks[i].Digest
-		digests, ahead[digest] = append(digests, digest), i
+	for _, c := range rq.ahead {
+		digests, ahead[c.d] = append(digests, c.d), c
 	}
 	total = min(total, maxFetchBytes)
 	err := d.budget.Acquire(ctx, total)
@@ -264,16 +246,19 @@ func (d *Device) fetch(ctx context.Context, rq request) error {
 		release := sync.OnceFunc(func() { d.budget.Release(total) })
 		defer release()
 		d.count.requests.Add(1)
+		rq.took(0)
 		err = d.src.GetBatch(ctx, digests, func(digest chunk.Digest, p []byte, err error) error {
 			if f := flights[digest]; f != nil {
 				delete(flights, digest)
+				rq.took(int64(d.chunks[f.i].Len))
 				d.came(ctx, f, p, err)
 				if len(flights) == 0 {
 					release()
 				}
-			} else if i, ok := ahead[digest]; ok {
+			} else if c := ahead[digest]; c != nil {
 				delete(ahead, digest)
-				d.cameAhead(i, p, err, rq.patient)
+				rq.took(int64(d.chunks[c.i].Len))
+				d.cameAhead(c, p, err, rq.patient)
 			}
 			return nil
 		})
@@ -285,8 +270,8 @@ func (d *Device) fetch(ctx context.Context, rq request) error {
 	for _, f := range flights {
 		d.came(ctx, f, nil, missing)
 	}
-	for _, i := range ahead {
-		d.cameAhead(i, nil, missing, rq.patient)
+	for _, c := range ahead {
+		d.cameAhead(c, nil, missing, rq.patient)
 	}
 	return err
 }
@@ -298,37 +283,44 @@ func (d *Device) came(ctx context.Context, f *flight, p []byte, err error) {
 		err = wrongLength(c.Digest, len(p), c.Len)
 	}
 	if err != nil {
-		select {
-		case <-f.done: // it has come another way
-		default:
+		if !isClosed(f.done) { // it has not come another way
 			d.memory.fail(f, d.failed(ctx, f.i, err))
 		}
 		return
 	}
 	own := append(make([]byte, 0, len(p)), p...)
 	d.count.store.fetched.add(int64(len(p)))
-	if fresh, _ := d.memory.arrive(arrival{d: c.Digest, p: own, tier: TierStore, flight: f}); fresh {
+	if got := d.arrive(arrival{d: c.Digest, p: own, tier: TierStore, flight: f}); got.fresh {
 		d.offer(c.Digest, own, false)
 	}
 }
 
 // cameAhead keeps a chunk that was fetched before a read asked for it. It fails
 // nobody: a read that waits for it asks by itself.
-func (d *Device) cameAhead(i int, p []byte, err error, patient bool) {
-	c := d.chunks[i]
-	defer d.memory.ahead.Release(int64(c.Len))
-	if err != nil || len(p) != int(c.Len) {
+func (d *Device) cameAhead(c *coming, p []byte, err error, patient bool) {
+	length := d.chunks[c.i].Len
+	defer d.memory.ahead.give(int64(length))
+	if err != nil || len(p) != int(length) {
 		d.count.ahead.failed.Add(1)
-		d.memory.unexpect(c.Digest)
+		d.memory.unexpect(c)
 		return
 	}
 	own := append(make([]byte, 0, len(p)), p...)
 	d.count.store.fetched.add(int64(len(p)))
 	d.count.ahead.fetched.add(int64(len(p)))
-	a := arrival{d: c.Digest, p: own, tier: TierStore, ahead: &d.count.ahead, patient: patient}
-	if fresh, waited := d.memory.arrive(a); fresh {
-		d.offer(c.Digest, own, !waited)
+	a := arrival{d: c.d, p: own, tier: TierStore, coming: c, ahead: &d.count.ahead, patient: patient}
+	if got := d.arrive(a); got.fresh {
+		d.offer(c.d, own, !got.waited)
 	}
+}
+
+// arrive gives on a chunk that a store gave.
+func (d *Device) arrive(a arrival) arrived {
+	got := d.memory.arrive(a)
+	if got.again {
+		d.count.twice.add(int64(len(a.p)))
+	}
+	return got
 }
 
 // failed counts and tells that chunk i could not be had.
@@ -343,7 +335,7 @@ func (d *Device) failed(ctx context.Context, i int, err error) error {
 	if e.Outcome == "" { // nobody of ours went away
 		e.Outcome = store.Unreachable
 	}
-	d.count.failed(e.Outcome)
+	d.count.errs.Add(1)
 	d.log.ErrorContext(ctx, "chunk cannot be read", "chunk", c.Digest, "path", e.Path, "outcome", e.Outcome, "off", e.Off, "err", err)
 	if d.onError != nil {
 		d.onError(e)

@@ -5,8 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sync/semaphore"
-
 	"quarry/store/chunk"
 )
 
@@ -34,7 +32,7 @@ type Memory struct {
 	tags  *blockTags
 	// ahead bounds the bytes that are fetched before anybody asked, to half of
 	// the room: more would push out what has not been used yet.
-	ahead     *semaphore.Weighted
+	ahead     *room
 	diskSlots chan struct{} // reads of disks; see Device.diskRead
 	diskAway  atomic.Int64  // until when disks are not asked, in Unix nanoseconds
 
@@ -76,11 +74,6 @@ type flight struct {
 	err   error // *ReadError
 }
 
-// coming is one chunk that is on its way without a read having asked for it.
-type coming struct {
-	done chan struct{} // closed when it has come, or does not come any more
-}
-
 // NewMemory returns a memory of at most limit bytes; 0 means DefaultMemoryBytes,
 // less than 0 one that keeps nothing and so fetches nothing ahead.
 func NewMemory(limit int64) *Memory {
@@ -88,7 +81,7 @@ func NewMemory(limit int64) *Memory {
 		limit = DefaultMemoryBytes
 	}
 	return &Memory{
-		limit: limit, tags: newBlockTags(), ahead: semaphore.NewWeighted(max(limit/2, 0)),
+		limit: limit, tags: newBlockTags(), ahead: newRoom(max(limit/2, 0)),
 		diskSlots: make(chan struct{}, maxDiskReads),
 		at:        map[chunk.Digest]*held{}, flights: map[chunk.Digest]*flight{}, coming: map[chunk.Digest]*coming{},
 	}
@@ -192,18 +185,26 @@ type arrival struct {
 	p      []byte // not changed any more
 	tier   Tier
 	flight *flight        // that fetched it
+	coming *coming        // or what announced it
 	ahead  *aheadCounters // nil when a read asked for it
 	// patient chunks wait for room: they come in the order in which they are going
 	// to be used, so a later one must not push out an earlier.
 	patient bool
 }
 
-// arrive ends what waits for a chunk and keeps its bytes. It reports whether the
-// chunk was not here before, and whether a read has waited for it.
-func (m *Memory) arrive(a arrival) (fresh, waited bool) {
+// arrived is what a chunk met when it came.
+type arrived struct {
+	fresh  bool // it was not here
+	waited bool // a read has waited for it
+	again  bool // a store gave it another way while this one was under way
+}
+
+// arrive ends what waits for a chunk and keeps its bytes.
+func (m *Memory) arrive(a arrival) (got arrived) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	waited = m.flights[a.d] != nil
+	got.waited = m.flights[a.d] != nil
+	got.again = a.flight != nil && isClosed(a.flight.done) || a.coming != nil && a.coming.came
 	for f := m.flights[a.d]; f != nil; f = f.other {
 		f.end(a)
 	}
@@ -211,24 +212,26 @@ func (m *Memory) arrive(a arrival) (fresh, waited bool) {
 		a.flight.end(a) // when another device has taken its place
 	}
 	delete(m.flights, a.d)
-	m.endComing(a.d)
-	if m.at[a.d] != nil {
-		return false, waited
+	if c := m.coming[a.d]; c != nil {
+		c.came = a.tier != TierDisk
+		m.endComing(c)
 	}
-	if waited && a.ahead != nil {
+	if m.at[a.d] != nil {
+		return got
+	}
+	got.fresh = true
+	if got.waited && a.ahead != nil {
 		a.ahead.used.add(int64(len(a.p)))
 		a.ahead = nil
 	}
 	m.keep(a)
-	return true, waited
+	return got
 }
 
 // end gives a flight its bytes, unless it has ended. Called with the memory's mu
 // held.
 func (f *flight) end(a arrival) {
-	select {
-	case <-f.done:
-	default:
+	if !isClosed(f.done) {
 		f.p, f.tier = a.p, a.tier
 		close(f.done)
 	}
@@ -275,10 +278,8 @@ func (m *Memory) full() bool {
 func (m *Memory) fail(f *flight, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	select {
-	case <-f.done:
+	if isClosed(f.done) {
 		return // it has come another way
-	default:
 	}
 	if m.flights[f.d] == f { // another device may have taken its place
 		delete(m.flights, f.d)
@@ -289,48 +290,43 @@ func (m *Memory) fail(f *flight, err error) {
 
 // expect says that a chunk is on its way, unless it is here or somebody fetches
 // it already; it reports whether it was said.
-func (m *Memory) expect(d chunk.Digest) bool {
+func (m *Memory) expect(c *coming) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.at[d] != nil || m.flights[d] != nil || m.coming[d] != nil {
+	if m.at[c.d] != nil || m.flights[c.d] != nil || m.coming[c.d] != nil {
 		return false
 	}
-	m.coming[d] = &coming{done: make(chan struct{})}
+	m.coming[c.d] = c
 	return true
 }
 
 // unexpect says that a chunk does not come any more.
-func (m *Memory) unexpect(d chunk.Digest) {
+func (m *Memory) unexpect(c *coming) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.endComing(d)
+	if m.coming[c.d] == c {
+		m.endComing(c)
+	}
 }
 
 // endComing wakes those who wait for a chunk that is on its way. Called with mu
 // held.
-func (m *Memory) endComing(d chunk.Digest) {
-	if c := m.coming[d]; c != nil {
-		delete(m.coming, d)
-		close(c.done)
-	}
+func (m *Memory) endComing(c *coming) {
+	delete(m.coming, c.d)
+	close(c.done)
 }
 
 // met splits flights that have not ended into those whose chunk is on its way
 // anyway, and the rest.
-func (m *Memory) met(fs []*flight) (onWay map[*flight]*coming, rest []*flight) {
+func (m *Memory) met(fs []*flight) (onWay []awaited, rest []*flight) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, f := range fs {
-		select {
-		case <-f.done:
+		if isClosed(f.done) {
 			continue
-		default:
 		}
 		if c := m.coming[f.d]; c != nil {
-			if onWay == nil {
-				onWay = map[*flight]*coming{}
-			}
-			onWay[f] = c
+			onWay = append(onWay, awaited{f, c})
 		} else {
 			rest = append(rest, f)
 		}

@@ -10,7 +10,7 @@ import (
 const (
 	// minRun is how many bytes must have been read in the order of the chunk table
 	// before more is fetched ahead than a group. Chosen with DefaultGroupBytes.
-	minRun = 512 << 10
+	minRun = 2 << 20
 	// maxWindow is how far ahead a sequential read is fetched: at 1 Gbit/s and 5 ms
 	// latency 0.6 MB of stored bytes are on their way, 1.5 MB of plain ones; half of
 	// the window is asked for while the other half is read.

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"quarry/store"
 	"quarry/store/chunk"
 )
 
@@ -27,40 +26,46 @@ const maxSlow = 32
 
 // Count counts chunks, or the reads of one, and their plain bytes.
 type Count struct {
-	Chunks int64 `json:"chunks"`
-	Bytes  int64 `json:"bytes"`
+	Chunks int64
+	Bytes  int64
 }
 
 // TierStats says what one tier gave. A read that touches three chunks counts as
 // three.
 type TierStats struct {
-	Reads     int64 `json:"reads"`      // answered
-	ReadBytes int64 `json:"read_bytes"` // of those answers
-	Fetched   Count `json:"fetched"`    // whole chunks taken from it; memory has none
+	Reads     int64 // answered
+	ReadBytes int64 // of those answers
+	Fetched   Count // whole chunks taken from it; memory has none
 }
 
 // Stats counts what a device did since New.
 type Stats struct {
-	ReadBytes int64     `json:"read_bytes"` // asked of the device
-	Touched   Count     `json:"touched"`    // distinct chunks that reads touched
-	Memory    TierStats `json:"memory"`
-	Disk      TierStats `json:"disk"`
-	Start     TierStats `json:"start"`
-	Store     TierStats `json:"store"`
+	ReadBytes int64 // asked of the device
+	OwnBytes  int64 // of those, what is of the bootstrap, or zeros
+	Touched   Count // distinct chunks that reads touched
+	Memory    TierStats
+	Disk      TierStats
+	Start     TierStats
+	Store     TierStats
 
-	Requests     int64 `json:"requests"`      // GetBatch calls
-	DiskCorrupt  int64 `json:"disk_corrupt"`  // bad copies found on the disk and dropped
-	DiskFailed   int64 `json:"disk_failed"`   // reads the disk failed or left unanswered
-	StartRefused int64 `json:"start_refused"` // deliveries that were wrong or not asked for
+	Requests     int64 // GetBatch calls
+	DiskCorrupt  int64 // bad copies found on the disk and dropped
+	DiskFailed   int64 // reads the disk failed or left unanswered
+	StartRefused int64 // deliveries that were wrong or not asked for
 
-	AheadFetched Count `json:"ahead_fetched"` // before any read asked for it
-	AheadUsed    Count `json:"ahead_used"`    // of those, read later
-	AheadUnused  Count `json:"ahead_unused"`  // of those, gone from memory unread
-	AheadFailed  int64 `json:"ahead_failed"`  // chunks that could not be had, which failed no read
+	// Hedged are chunks that reads asked for although they were on their way, since
+	// those were late. Twice are chunks that came both ways: Fetched counts them twice.
+	Hedged Count
+	Twice  Count
 
-	// Errors counts the chunks that reads needed and could not get.
-	Errors   int64                   `json:"errors"`
-	Outcomes map[store.Outcome]int64 `json:"outcomes,omitempty"` // Errors by why
+	AheadFetched Count // before any read asked for it
+	AheadUsed    Count // of those, read later
+	AheadUnused  Count // of those, gone from memory unread
+	AheadFailed  int64 // chunks that could not be had, which failed no read
+
+	// Errors counts the chunks that reads needed and could not get. Config.OnError is
+	// told why.
+	Errors int64
 }
 
 type count struct{ chunks, bytes atomic.Int64 }
@@ -88,13 +93,10 @@ type aheadCounters struct {
 }
 
 type counters struct {
-	readBytes, requests, diskCorrupt, diskFailed, startRefused, errs atomic.Int64
-	touched                                                          count
-	memory, disk, start, store                                       tierCounters
-	ahead                                                            aheadCounters
-
-	mu       sync.Mutex // guards outcomes
-	outcomes map[store.Outcome]int64
+	readBytes, ownBytes, requests, missed, diskCorrupt, diskFailed, startRefused, errs atomic.Int64
+	touched, hedged, twice                                                             count
+	memory, disk, start, store                                                         tierCounters
+	ahead                                                                              aheadCounters
 }
 
 func (c *counters) tier(t Tier) *tierCounters {
@@ -116,43 +118,27 @@ func (c *counters) read(t Tier, n int) {
 	k.readBytes.Add(int64(n))
 }
 
-func (c *counters) failed(o store.Outcome) {
-	c.errs.Add(1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.outcomes == nil {
-		c.outcomes = map[store.Outcome]int64{}
-	}
-	c.outcomes[o]++
-}
-
 // Stats returns the counters.
 func (d *Device) Stats() Stats {
 	c := &d.count
-	s := Stats{
-		ReadBytes: c.readBytes.Load(), Touched: c.touched.load(),
+	return Stats{
+		ReadBytes: c.readBytes.Load(), OwnBytes: c.ownBytes.Load(), Touched: c.touched.load(),
 		Memory: c.memory.load(), Disk: c.disk.load(), Start: c.start.load(), Store: c.store.load(),
 		Requests: c.requests.Load(), DiskCorrupt: c.diskCorrupt.Load(), DiskFailed: c.diskFailed.Load(),
-		StartRefused: c.startRefused.Load(),
+		StartRefused: c.startRefused.Load(), Hedged: c.hedged.load(), Twice: c.twice.load(),
 		AheadFetched: c.ahead.fetched.load(), AheadUsed: c.ahead.used.load(), AheadUnused: c.ahead.unused.load(),
-		AheadFailed: c.ahead.failed.Load(), Errors: c.errs.Load(), Outcomes: map[store.Outcome]int64{},
+		AheadFailed: c.ahead.failed.Load(), Errors: c.errs.Load(),
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for o, n := range c.outcomes {
-		s.Outcomes[o] = n
-	}
-	return s
 }
 
 // SlowRead is one chunk that a read had to wait for.
 type SlowRead struct {
-	Number int           `json:"number"` // of the chunk in the image's chunk table
-	Chunk  chunk.Digest  `json:"chunk"`
-	Path   string        `json:"path"` // first file of the image that uses it; "" when not known
-	Tier   Tier          `json:"tier"` // that answered; "" when none did
-	Wait   time.Duration `json:"wait_ns"`
-	When   time.Time     `json:"when"` // it was answered
+	Number int // of the chunk in the image's chunk table
+	Chunk  chunk.Digest
+	Path   string // first file of the image that uses it; "" when not known
+	Tier   Tier   // that answered; "" when none did
+	Wait   time.Duration
+	When   time.Time // it was answered
 }
 
 // slowest keeps the slowest reads.

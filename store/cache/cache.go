@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"quarry/internal/proc"
@@ -23,8 +22,6 @@ import (
 )
 
 const (
-	// DefaultLimit holds the files that some dozens of images touch.
-	DefaultLimit = 10 << 30
 	// MinLimit is 16 of the smallest segments: what is evicted at once, is being
 	// filled, and must stay free for an eviction, is then less than half of it.
 	MinLimit = 16 * minSegment
@@ -49,8 +46,7 @@ type Config struct {
 	// Dir is the cache's own folder, made when missing. One process at a time
 	// uses it.
 	Dir string
-	// Limit bounds the bytes of all files in Dir; 0 means DefaultLimit. Between
-	// MinLimit and MaxLimit.
+	// Limit bounds the bytes of all files in Dir, between MinLimit and MaxLimit.
 	Limit int64
 	// Retry is how long nothing is written after a write has failed, at first; 0
 	// means DefaultRetry.
@@ -82,8 +78,6 @@ type Cache struct {
 	wake    chan struct{} // 1: there is work for the writer
 	done    chan struct{} // closed when the writer has ended
 
-	hits, hitBytes, misses atomic.Int64
-
 	pinMu sync.Mutex // one list is written at a time; taken before mu
 
 	mu          sync.RWMutex // guards what follows, and the segments' entries and sizes
@@ -96,8 +90,9 @@ type Cache struct {
 	marks       []mark                 // states to be written
 	images      map[chunk.Digest]*pinned
 	pins        map[chunk.Digest]pins
-	pinnedBytes int64     // of the chunks in pins, in whole pages
-	pinFiles    int64     // bytes of the lists
+	pinnedBytes int64 // of the chunks in pins, in whole pages
+	pinFiles    int64 // bytes of the lists
+	protected   map[chunk.Digest]int
 	pausedTill  time.Time // zero: not paused
 	closed      bool
 	count       counters
@@ -115,9 +110,6 @@ type sizes struct {
 
 // sizesOf divides a limit.
 func sizesOf(limit int64) (sizes, error) {
-	if limit == 0 {
-		limit = DefaultLimit
-	}
 	if limit < MinLimit || limit > MaxLimit {
 		return sizes{}, fmt.Errorf("limit of %d bytes: want %d to %d", limit, int64(MinLimit), int64(MaxLimit))
 	}
@@ -142,9 +134,11 @@ func sizesOf(limit int64) (sizes, error) {
 func (z sizes) maxChunk() int64 { return z.segment / 8 }
 
 // Open opens the cache in a folder, which is made when missing. What is found
-// damaged or of another version there is deleted; it was only a copy. Errors:
-// proc.ErrLocked when another process uses the folder; those of a disk that
-// cannot be used at all.
+// damaged or of another version there is deleted; it was only a copy. A list of
+// pins is the user's word and stays, also where the limit is now too low for all
+// that is pinned: then pinned chunks are evicted too. Errors: proc.ErrLocked when
+// another process uses the folder; *PinLimitError when the lists alone would take
+// more than a quarter of the limit; those of a disk that cannot be used at all.
 func Open(cfg Config) (*Cache, error) {
 	z, err := sizesOf(cfg.Limit)
 	if err != nil {
@@ -162,6 +156,8 @@ func Open(cfg Config) (*Cache, error) {
 		room:    make(chan struct{}),
 		images:  map[chunk.Digest]*pinned{},
 		pins:    map[chunk.Digest]pins{},
+
+		protected: map[chunk.Digest]int{},
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
@@ -221,17 +217,6 @@ func (c *Cache) unlock() {
 // Errors: store.ErrNotFound, when there is no copy with such a range;
 // store.ErrLocalDisk.
 func (c *Cache) ReadAt(d chunk.Digest, p []byte, off int64) error {
-	err := c.readAt(d, p, off)
-	if err != nil {
-		c.misses.Add(1)
-		return err
-	}
-	c.hits.Add(1)
-	c.hitBytes.Add(int64(len(p)))
-	return nil
-}
-
-func (c *Cache) readAt(d chunk.Digest, p []byte, off int64) error {
 	// A chunk can be moved by an eviction while it is read: then it is somewhere
 	// else, or gone, at the next look. Segments live so long that the third look
 	// is for show.
@@ -315,7 +300,6 @@ func (c *Cache) forget(d chunk.Digest, at place) {
 	e.state = dropped
 	c.count.chunks--
 	c.count.bytes -= int64(e.length)
-	c.count.dropped++
 	c.t.remove(d)
 }
 

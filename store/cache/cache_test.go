@@ -59,8 +59,15 @@ func list(cs []named) []cache.Chunk {
 	return l
 }
 
+// large is a limit that no test comes near to.
+const large = 10 << 30
+
+// open opens a cache, of a large limit unless cfg has one.
 func open(t testing.TB, cfg cache.Config) *cache.Cache {
 	t.Helper()
+	if cfg.Limit == 0 {
+		cfg.Limit = large
+	}
 	c, err := cache.Open(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -254,7 +261,7 @@ func TestDropped(t *testing.T) {
 func TestOneProcessAtATime(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, cache.Config{Dir: dir})
-	if _, err := cache.Open(cache.Config{Dir: dir}); !errors.Is(err, proc.ErrLocked) || !strings.Contains(err.Error(), dir) {
+	if _, err := cache.Open(cache.Config{Dir: dir, Limit: large}); !errors.Is(err, proc.ErrLocked) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("second Open: %v, want proc.ErrLocked and the folder's name", err)
 	}
 	closed(t, c)
@@ -262,7 +269,7 @@ func TestOneProcessAtATime(t *testing.T) {
 }
 
 func TestWhatCannotBeOpened(t *testing.T) {
-	for _, limit := range []int64{1, cache.MinLimit - 1, cache.MaxLimit + 1, -1} {
+	for _, limit := range []int64{0, 1, cache.MinLimit - 1, cache.MaxLimit + 1, -1} {
 		if _, err := cache.Open(cache.Config{Dir: t.TempDir(), Limit: limit}); err == nil || !strings.Contains(err.Error(), "limit") {
 			t.Errorf("limit %d: %v", limit, err)
 		}
@@ -271,7 +278,7 @@ func TestWhatCannotBeOpened(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cache.Open(cache.Config{Dir: file}); err == nil {
+	if _, err := cache.Open(cache.Config{Dir: file, Limit: large}); err == nil {
 		t.Error("a file was opened as a cache")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"slices"
+	"sync"
 
 	"quarry/store/chunk"
 )
@@ -13,7 +14,7 @@ import (
 // for what evictions keep: an eviction keeps at most half of what it frees, so
 // while the kept chunks fill one segment, two of that size go; what is lost at
 // segments' ends is at most an eighth (see maxChunk). So the files never take
-// more than sizes.segments, and the loop ends.
+// more than forSegments, and the loop ends.
 func (w *writer) makeRoom() error {
 	for {
 		w.c.mu.RLock()
@@ -36,7 +37,7 @@ func (w *writer) makeRoom() error {
 // over reports whether less than the given number of units is free, or a bound of
 // numbers is reached; mu is held.
 func (c *Cache) over(units int64) bool {
-	return c.taken() > c.sizes.segments-units*c.sizes.unit ||
+	return c.taken() > c.forSegments()-units*c.sizes.unit ||
 		c.entries > maxEntries-int(units*c.sizes.segment/pageSize) || len(c.t.segs) > maxSegments-int(units)
 }
 
@@ -50,6 +51,10 @@ func (c *Cache) taken() int64 {
 	}
 	return n
 }
+
+// forSegments is what all segments may take of the limit: less than sizes.segments
+// while there are more lists of pins than a limit of today would take; mu is held.
+func (c *Cache) forSegments() int64 { return c.sizes.limit - max(c.sizes.pinLists, c.pinFiles) }
 
 // oldest returns the segments that are not being filled, oldest first; mu is
 // held.
@@ -72,20 +77,42 @@ func (c *Cache) inOrder() []*segment {
 	return segs
 }
 
-// weigh returns how many bytes of a segment are pinned, and how many more have
-// been used; mu is held.
-func (c *Cache) weigh(s *segment) (pinned, usedBytes int64) {
+// weight is how many bytes of a segment are pinned, how many others protected,
+// and how many of the rest have been used.
+type weight struct{ pinned, protected, used int64 }
+
+// weigh returns the weight of a segment; mu is held.
+func (c *Cache) weigh(s *segment) (w weight) {
 	for i := range s.entries {
 		e := &s.entries[i]
 		switch {
 		case !c.t.live(s, i):
 		case c.pins[e.digest].images > 0:
-			pinned += e.space()
+			w.pinned += e.space()
+		case c.protected[e.digest] > 0:
+			w.protected += e.space()
 		case e.state == used:
-			usedBytes += e.space()
+			w.used += e.space()
 		}
 	}
-	return pinned, usedBytes
+	return w
+}
+
+// Protect has chunks stay before all others that are not pinned, once they are
+// there, until release is called: what a pull brings must not go before it has
+// brought the rest. It brings none and outlives no restart.
+func (c *Cache) Protect(chunks []Chunk) (release func()) {
+	count := func(by int) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, ch := range chunks {
+			if c.protected[ch.Digest] += by; c.protected[ch.Digest] == 0 {
+				delete(c.protected, ch.Digest)
+			}
+		}
+	}
+	count(1)
+	return sync.OnceFunc(func() { count(-1) })
 }
 
 // keeps is how many bytes of a segment an eviction keeps at most: half of it, or
@@ -93,25 +120,33 @@ func (c *Cache) weigh(s *segment) (pinned, usedBytes int64) {
 func (c *Cache) keeps(s *segment) int64 { return min(s.size(c.sizes), c.sizes.unit) / 2 }
 
 // victim chooses what to evict: the oldest segment of speculative chunks, else
-// the oldest of all, but none of which more is pinned than can be kept. keep is
-// how many bytes of it may be kept.
+// the oldest of all, but none of which more is pinned or protected than can be
+// kept. When there is no such segment, protected chunks go first: where they are
+// fewest. keep is how many bytes of it may be kept.
 func (w *writer) victim() (s *segment, keep int64) {
 	c := w.c
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	leastPinned := int64(0)
+	var best *segment // of which protected chunks go
+	leastProtected, leastPinned := int64(0), int64(0)
 	for _, next := range c.inOrder() {
-		pinned, _ := c.weigh(next)
-		if pinned <= c.keeps(next) {
-			return next, c.keeps(next)
+		n, keeps := c.weigh(next), c.keeps(next)
+		if n.pinned+n.protected <= keeps {
+			return next, keeps
 		}
-		if s == nil || pinned < leastPinned {
-			s, leastPinned = next, pinned
+		if n.pinned <= keeps && (best == nil || n.protected < leastProtected) {
+			best, leastProtected = next, n.protected
+		}
+		if s == nil || n.pinned < leastPinned {
+			s, leastPinned = next, n.pinned
 		}
 	}
-	// Only where segments are larger than the limit now makes them, or chunks than
-	// their pins say. The limit holds even then; what was pinned is cached again
-	// when it is read.
+	if best != nil {
+		return best, c.keeps(best)
+	}
+	// Only where the limit is lower than it was when the pins were made, or chunks
+	// are larger than their pins say. The limit holds even then; what was pinned is
+	// cached again when it is read.
 	return s, 0
 }
 
@@ -154,8 +189,8 @@ func (w *writer) spare() {
 // inUse reports whether more of a segment is in use than an eviction keeps; mu
 // is held.
 func (c *Cache) inUse(s *segment) bool {
-	pinned, usedBytes := c.weigh(s)
-	return pinned+usedBytes > c.keeps(s)
+	n := c.weigh(s)
+	return n.pinned+n.used > c.keeps(s)
 }
 
 func (w *writer) writeHeader(s *segment) error {
@@ -168,8 +203,8 @@ func (w *writer) writeHeader(s *segment) error {
 	return err
 }
 
-// evict deletes a segment. Up to keep bytes of it, first what is pinned and then
-// what was used, are written again to the one that is being filled.
+// evict deletes a segment. Up to keep bytes of it, first what is pinned, then
+// what is protected or was used, are written again to the one that is being filled.
 func (w *writer) evict(s *segment, keep int64) error {
 	pinned, others := w.kept(s, keep)
 	err := w.copy(s, pinned)
@@ -196,8 +231,8 @@ func (w *writer) kept(s *segment, keep int64) (pinned, others []int) {
 	c := w.c
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	pinnedBytes, _ := c.weigh(s)
-	keep -= pinnedBytes
+	keep -= c.weigh(s).pinned
+	var wereUsed []int
 	for i := range s.entries {
 		e := &s.entries[i]
 		switch {
@@ -206,7 +241,17 @@ func (w *writer) kept(s *segment, keep int64) (pinned, others []int) {
 			if keep >= 0 {
 				pinned = append(pinned, i)
 			}
-		case e.state == used && keep >= e.space():
+		case c.protected[e.digest] > 0:
+			if keep >= e.space() {
+				keep -= e.space()
+				others = append(others, i)
+			}
+		case e.state == used:
+			wereUsed = append(wereUsed, i)
+		}
+	}
+	for _, i := range wereUsed {
+		if e := &s.entries[i]; keep >= e.space() {
 			keep -= e.space()
 			others = append(others, i)
 		}

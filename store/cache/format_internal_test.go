@@ -72,7 +72,7 @@ func TestSizes(t *testing.T) {
 	if n := len(samplePin()); n != pinHeaderSize+2*pinEntrySize+4 || pinHeaderSize != 48 || pinEntrySize != 36 {
 		t.Errorf("a list of two chunks has %d bytes", n)
 	}
-	for _, limit := range []int64{MinLimit, MinLimit + 1, 1 << 30, DefaultLimit, MaxLimit} {
+	for _, limit := range []int64{MinLimit, MinLimit + 1, 1 << 30, 10 << 30, MaxLimit} {
 		z, err := sizesOf(limit)
 		if err != nil {
 			t.Fatal(err)

@@ -24,7 +24,9 @@ func (c *Cache) load() (*writer, error) {
 	}
 	w := &writer{c: c, nextSeq: 1, buf: alignedBuffer(writeSize)}
 	segs, lists := w.sort(files)
-	w.loadPins(lists)
+	if err := w.loadPins(lists); err != nil {
+		return nil, err
+	}
 	entries := 0
 	for _, f := range segs {
 		entries += int(max(f.index, 0) / entrySize)
@@ -152,7 +154,7 @@ func (w *writer) shrink() {
 	segs := c.oldest()
 	pinned := map[*segment]int64{}
 	for _, s := range segs {
-		pinned[s], _ = c.weigh(s)
+		pinned[s] = c.weigh(s).pinned
 	}
 	slices.SortStableFunc(segs, func(a, b *segment) int {
 		return cmp.Or(cmp.Compare(pinned[a], pinned[b]), -cmp.Compare(a.class, b.class))

@@ -60,7 +60,7 @@ func TestFilesOfNoUseAreDeletedAndForeignOnesLeft(t *testing.T) {
 	if got := fileNames(m); !slices.Equal(got, want) {
 		t.Errorf("files %q, want %q", got, want)
 	}
-	for _, says := range []string{"version 2, not 1", "segment=6", "damaged", "pin of an image deleted"} {
+	for _, says := range []string{"version 2, not 1", "segment=6", "damaged", "damaged list of a pinned image deleted"} {
 		if !strings.Contains(log.String(), says) {
 			t.Errorf("the log does not say %q:\n%s", says, log.String())
 		}

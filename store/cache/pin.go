@@ -2,7 +2,6 @@ package cache
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -37,8 +36,8 @@ type Pinned struct {
 // PinLimitError says that an image cannot be pinned because pinned chunks, or
 // their lists, would take more of the cache than may be pinned.
 type PinLimitError struct {
-	Image chunk.Digest
-	Need  int64 // bytes pinned with it
+	Image chunk.Digest // zero: the cache cannot be opened with this limit
+	Need  int64        // bytes pinned with it
 	Max   int64
 	Limit int64 // of the whole cache
 	Lists bool  // it is the lists that are too large
@@ -49,8 +48,11 @@ func (e *PinLimitError) Error() string {
 	if e.Lists {
 		what = "lists of chunks"
 	}
-	return fmt.Sprintf("pin image %s: pinned %s would take %d bytes, and of a disk cache of %d bytes at most %d can be; unpin another image or raise the limit",
-		e.Image, what, e.Need, e.Limit, e.Max)
+	if e.Image.IsZero() {
+		return fmt.Sprintf("the %s that are pinned take %d bytes, and of a disk cache of %d bytes at most %d can be; choose a larger --cache-size", what, e.Need, e.Limit, e.Max)
+	}
+	return fmt.Sprintf("pin image %s: pinned %s would take %d bytes, and of a disk cache of %d bytes at most %d can be (%d %%); unpin another image or choose a larger --cache-size",
+		e.Image, what, e.Need, e.Limit, e.Max, e.Max*100/e.Limit)
 }
 
 // Pin has the chunks of an image stay in the cache once they are there, until
@@ -79,7 +81,7 @@ func (c *Cache) Pin(image chunk.Digest, chunks []Chunk) error {
 	c.unpin(image)
 	err := c.pin(image, &pinned{chunks, align(int64(len(list)))})
 	if err != nil && old != nil {
-		c.pin(image, old) // it did fit
+		c.countPin(image, old) // it was there
 	}
 	c.mu.Unlock()
 	if err != nil {
@@ -117,11 +119,8 @@ func (c *Cache) Unpin(image chunk.Digest) error {
 	c.pinMu.Lock()
 	defer c.pinMu.Unlock()
 	c.mu.Lock()
-	there := c.unpin(image)
+	c.unpin(image)
 	c.mu.Unlock()
-	if !there {
-		return nil
-	}
 	if err := c.fs.Remove(pinName(image)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("unpin image %s: %w", image, err)
 	}
@@ -162,24 +161,30 @@ func (c *Cache) pin(image chunk.Digest, p *pinned) error {
 	if n > c.sizes.pinned {
 		return &PinLimitError{image, n, c.sizes.pinned, c.sizes.limit, false}
 	}
+	c.countPin(image, p)
+	return nil
+}
+
+// countPin counts an image's pins; mu is held.
+func (c *Cache) countPin(image chunk.Digest, p *pinned) {
 	for _, ch := range p.chunks {
 		have := c.pins[ch.Digest]
 		if have.images == 0 {
 			have.len = ch.Len
+			c.pinnedBytes += align(int64(ch.Len))
 		}
 		have.images++
 		c.pins[ch.Digest] = have
 	}
-	c.images[image], c.pinnedBytes = p, n
+	c.images[image] = p
 	c.pinFiles += p.file
-	return nil
 }
 
 // unpin takes an image's pins back; mu is held.
-func (c *Cache) unpin(image chunk.Digest) bool {
+func (c *Cache) unpin(image chunk.Digest) {
 	p := c.images[image]
 	if p == nil {
-		return false
+		return
 	}
 	for _, ch := range p.chunks {
 		have := c.pins[ch.Digest]
@@ -192,39 +197,56 @@ func (c *Cache) unpin(image chunk.Digest) bool {
 	}
 	delete(c.images, image)
 	c.pinFiles -= p.file
-	return true
 }
 
-// loadPins reads the lists of pinned images. One that is damaged, or that a
-// lower limit has no room for, is deleted; the smaller ones come first.
-func (w *writer) loadPins(lists []FileInfo) {
+// maxKeptLists is the part of the limit, a quarter, that lists of pins may take
+// which a higher limit let in: the rest is 11 units at the lowest limit, and an
+// eviction needs five (see sizesOf).
+const maxKeptLists = 4
+
+// loadPins reads the lists of pinned images. One that is damaged is deleted, and
+// no other: what is pinned beyond today's limit stays pinned, and is cached as far
+// as there is room.
+func (w *writer) loadPins(lists []FileInfo) error {
 	c := w.c
-	slices.SortFunc(lists, func(a, b FileInfo) int {
-		return cmp.Or(cmp.Compare(a.Size, b.Size), cmp.Compare(a.Name, b.Name))
-	})
 	for _, f := range lists {
 		id, ok := pinOf(f.Name)
 		if !ok {
 			continue // not ours
 		}
-		if err := w.loadPin(id, f); err != nil {
-			c.log.Warn("pin of an image deleted", "image", id, "err", err)
+		damaged, err := w.loadPin(id, f)
+		switch {
+		case damaged:
+			c.log.Warn("damaged list of a pinned image deleted", "image", id, "err", err)
 			w.remove(f.Name)
+		case err != nil:
+			c.log.Warn("list of a pinned image cannot be read: it is not pinned now", "image", id, "err", err)
+			c.pinFiles += align(f.Size)
 		}
 	}
+	if most := c.sizes.limit / maxKeptLists; c.pinFiles > most {
+		return &PinLimitError{Need: c.pinFiles, Max: most, Limit: c.sizes.limit, Lists: true}
+	}
+	if c.pinnedBytes > c.sizes.pinned || c.pinFiles > c.sizes.pinLists {
+		c.log.Warn("more is pinned than this limit keeps: all stays pinned, and what is evicted of it is fetched again when it is read; end pins with quarry pull --unpin, or choose a larger --cache-size",
+			"pinned_bytes", c.pinnedBytes, "max_pinned_bytes", c.sizes.pinned, "limit_bytes", c.sizes.limit)
+	}
+	return nil
 }
 
-func (w *writer) loadPin(id chunk.Digest, f FileInfo) error {
+// loadPin takes the list of an image in, whatever it takes.
+func (w *writer) loadPin(id chunk.Digest, f FileInfo) (damaged bool, err error) {
 	if f.Size > maxPin {
-		return fmt.Errorf("list of %d bytes", f.Size)
+		return true, fmt.Errorf("list of %d bytes", f.Size)
 	}
 	b, err := w.read(f.Name, f.Size)
 	if err != nil {
-		return err
+		return false, err
 	}
 	chunks, err := decodePin(b, id)
 	if err != nil {
-		return err
+		return true, err
 	}
-	return w.c.pin(id, &pinned{chunks, align(f.Size)})
+	w.c.countPin(id, &pinned{chunks, align(f.Size)})
+	return false, nil
 }

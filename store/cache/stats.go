@@ -5,15 +5,11 @@ import "time"
 // Stats counts what a cache holds and what it did since Open.
 type Stats struct {
 	Limit       int64 // bytes
-	DiskBytes   int64 // what the segments take of it, or will when they are full
+	DiskBytes   int64 // what the files take of it now, in whole pages
 	Bytes       int64 // of the cached chunks
 	Chunks      int64
 	Segments    int64
 	QueuedBytes int64 // offered and not yet written
-
-	Hits, HitBytes int64
-	Misses         int64 // reads of chunks that are not there, or not readable
-	Dropped        int64 // copies found bad
 
 	Refused      int64 // offers that were not written: queue full, disk failing, chunk too large
 	Kept         int64 // chunks that survived an eviction
@@ -30,9 +26,20 @@ type Stats struct {
 // counters are those of Stats that Cache.mu guards.
 type counters struct {
 	chunks, bytes               int64
-	dropped, refused            int64
+	refused                     int64
 	kept, evicted, evictedBytes int64
 	writeErrors                 int64
+}
+
+// onDisk is what the files take of the disk; mu is held.
+func (c *Cache) onDisk() int64 {
+	n := c.pinFiles
+	for _, s := range c.t.segs {
+		if s != nil {
+			n += s.dataEnd + align(s.indexEnd)
+		}
+	}
+	return n
 }
 
 // Stats returns the counters.
@@ -41,14 +48,10 @@ func (c *Cache) Stats() Stats {
 	defer c.mu.RUnlock()
 	s := Stats{
 		Limit:        c.sizes.limit,
-		DiskBytes:    c.taken(),
+		DiskBytes:    c.onDisk(),
 		Bytes:        c.count.bytes,
 		Chunks:       c.count.chunks,
 		QueuedBytes:  c.queueBytes,
-		Hits:         c.hits.Load(),
-		HitBytes:     c.hitBytes.Load(),
-		Misses:       c.misses.Load(),
-		Dropped:      c.count.dropped,
 		Refused:      c.count.refused,
 		Kept:         c.count.kept,
 		Evicted:      c.count.evicted,
