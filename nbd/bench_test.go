@@ -9,7 +9,7 @@ import (
 // other and many at once.
 func BenchmarkView(b *testing.B) {
 	const size = 64 << 20
-	c := dial(b, serve(b, &memory{data: pattern(size)}))
+	c := dial(b, serve(b, ready{&memory{data: pattern(size)}, -1}))
 	for _, n := range []int{4 << 10, 128 << 10, 256 << 10} {
 		view := func(i int) error {
 			return c.View(b.Context(), int64(i*n)%size, n, func([]byte) error { return nil })

@@ -2,9 +2,13 @@ package nbd
 
 import "sync"
 
+// headRoom is for what stands before a payload: the head of a structured reply.
+const headRoom = structuredSize + 8
+
 // The sizes buffers are kept in: a few blocks, what one read of a mounted image
-// can ask for, and the large reads of copying tools. Longer ones are rare and left to the garbage collector.
-var bufferSizes = [...]int{16 << 10, 256 << 10, 2 << 20}
+// can ask for, and the large reads of copying tools, each with its head. Longer
+// ones are rare and left to the garbage collector.
+var bufferSizes = [...]int{16<<10 + headRoom, 256<<10 + headRoom, 2<<20 + headRoom}
 
 // bufferPool keeps payload buffers between requests. The zero value is ready.
 type bufferPool struct {

@@ -1,29 +1,20 @@
 package nbd
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"syscall"
-	"time"
 )
 
 const (
-	// maxCalls bounds the unanswered reads of a client. So many requests of 28
-	// bytes fit any socket's buffer: sending one never blocks, even when the
-	// server has stopped reading.
+	// maxCalls bounds the reads of View that have no answer.
 	maxCalls = 1024
-	// payloadTimeout is how long a server may take between a reply's header and
-	// the last byte of its payload. It has the whole payload when it writes the
-	// header, so a longer pause means that it is stuck or gone.
-	payloadTimeout = 30 * time.Second
-	// disconnectTimeout is for telling the server that the client leaves.
-	disconnectTimeout = time.Second
+	// maxFull is how often a socket may have no room although every request that
+	// was sent is answered: none that is read takes any.
+	maxFull = 100
 )
 
 // ConnError says that the connection to the server is gone: every read that was
@@ -51,54 +42,60 @@ func (e *ReplyError) Error() string {
 // Unwrap returns the error number.
 func (e *ReplyError) Unwrap() error { return e.Errno }
 
-// Client is a connection to one export. It keeps up to 1024 reads in flight;
+// Client is a connection to one export. It keeps 1024 reads and more in flight;
 // replies come in any order.
 type Client struct {
 	offer offer
-	slots chan struct{} // one token for each unanswered read
+	sock  *socket
+	slots chan struct{} // one token for each unanswered View
 	done  chan struct{} // closed when err is set
 
-	wmu  sync.Mutex // held while one request is written
-	conn net.Conn
-
-	mu    sync.Mutex // guards what follows
-	calls map[uint64]*call
-	last  uint64 // cookie of the newest call
-	err   error  // *ConnError once the connection is gone
+	mu     sync.Mutex // guards what follows
+	calls  map[uint64]*Call
+	unsent []*Call // of them, those that the socket had no room for
+	last   uint64  // cookie of the newest call
+	err    error   // *ConnError once the connection is gone
 }
 
-var _ Device = (*Client)(nil)
+// Call is one read that Start begins. It is the caller's memory, and may be
+// started again when it has ended.
+type Call struct {
+	Off int64
+	N   int // at most MaxPayload
+	// End is called once: with the N bytes, which are right as long as the server
+	// is and belong to the client again when End returns; or with *ReplyError or
+	// *ConnError. It is called by any goroutine, also by Start itself, and must not
+	// block.
+	End func(p []byte, err error)
 
-// call is one unanswered read.
-type call struct {
-	off   int64
-	n     int
-	dst   []byte             // where the payload goes, or
-	fn    func([]byte) error // who is shown it
-	err   error              // set before done is closed
-	done  chan struct{}
-	state callState // guarded by Client.mu
+	cookie uint64
+	state  callState // guarded by Client.mu
+	unsent bool      // in Client.unsent; guarded by Client.mu
 }
 
 type callState uint8
 
 const (
-	callWaiting   callState = iota // in Client.calls, its caller waits
-	callAbandoned                  // in Client.calls until the reply has come, nobody waits
-	callClaimed                    // out of Client.calls: the receiver fills and ends it
+	callEnded     callState = iota // not in Client.calls: new, or about to end, or ended
+	callWaiting                    // in Client.calls
+	callAbandoned                  // in Client.calls until the reply has come; End is not called
 )
 
-func newClient(conn net.Conn, o offer) *Client {
+func newClient(conn net.Conn, o offer) (*Client, error) {
+	sock, err := newSocket(conn)
+	if err != nil {
+		return nil, err
+	}
 	c := &Client{
 		offer: o,
+		sock:  sock,
 		slots: make(chan struct{}, maxCalls),
 		done:  make(chan struct{}),
-		conn:  conn,
-		calls: map[uint64]*call{},
+		calls: map[uint64]*Call{},
 	}
 	// Ends when the connection does, at the latest by Close.
 	go c.receive()
-	return c
+	return c, nil
 }
 
 // Size returns the export's length.
@@ -121,92 +118,92 @@ func (c *Client) Err() error {
 func (c *Client) Close() error {
 	var b [requestSize]byte
 	request{typ: cmdDisc}.encode(&b)
-	c.wmu.Lock()
-	c.conn.SetWriteDeadline(time.Now().Add(disconnectTimeout))
-	c.conn.Write(b[:]) // only a courtesy
-	c.wmu.Unlock()
+	c.sock.send(b[:]) // only a courtesy
 	c.fail(net.ErrClosed)
 	return nil
 }
 
-// ReadAt fills p with the bytes at off. Errors: *ReplyError, *ConnError, ctx's;
-// the end of ctx leaves other reads undisturbed.
-func (c *Client) ReadAt(ctx context.Context, p []byte, off int64) error {
-	for len(p) > 0 {
-		n := int(min(int64(len(p)), c.offer.maxPayload))
-		if err := c.do(ctx, &call{off: off, n: n, dst: p[:n]}); err != nil {
-			return err
-		}
-		p, off = p[n:], off+int64(n)
+// Start begins a read and returns at once. It needs no goroutine and no memory
+// but k: the thread that reads replies calls k.End.
+func (c *Client) Start(k *Call) {
+	if k.Off < 0 || k.N < 0 || k.Off > c.offer.size || int64(k.N) > c.offer.size-k.Off || int64(k.N) > c.offer.maxPayload {
+		k.End(nil, fmt.Errorf("nbd read of %d bytes at %d of %d: outside, or more than the %d the server allows", k.N, k.Off, c.offer.size, c.offer.maxPayload))
+		return
 	}
-	return nil
-}
-
-// View calls fn once with the n bytes at off and returns its error, or one of
-// ReadAt's without having called it. The slice belongs to the client and is
-// shown to one fn at a time, so that any number of unanswered reads needs one
-// buffer; fn must not block. n is at most MaxPayload.
-func (c *Client) View(ctx context.Context, off int64, n int, fn func(p []byte) error) error {
-	if int64(n) > c.offer.maxPayload {
-		return fmt.Errorf("nbd view of %d bytes, the server allows %d", n, c.offer.maxPayload)
-	}
-	return c.do(ctx, &call{off: off, n: n, fn: fn})
-}
-
-func (c *Client) do(ctx context.Context, k *call) error {
-	if k.off < 0 || k.n < 0 || k.off > c.offer.size || int64(k.n) > c.offer.size-k.off {
-		return fmt.Errorf("nbd read of %d bytes at %d is outside the export of %d", k.n, k.off, c.offer.size)
-	}
-	select {
-	case c.slots <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-c.done:
-		return c.Err()
-	}
-	k.done = make(chan struct{})
-	if err := c.send(k); err != nil {
-		return err
-	}
-	select {
-	case <-k.done:
-		return k.err
-	case <-ctx.Done():
-	}
-	if c.abandon(k) {
-		return ctx.Err()
-	}
-	// The payload is arriving, in bounded time, into the caller's memory.
-	<-k.done
-	return k.err
-}
-
-// send registers k and writes its request.
-func (c *Client) send(k *call) error {
 	c.mu.Lock()
-	if c.err != nil {
-		defer c.mu.Unlock()
-		<-c.slots
-		return c.err
+	if err := c.err; err != nil {
+		c.mu.Unlock()
+		k.End(nil, err)
+		return
 	}
 	c.last++
 	cookie := c.last
+	k.cookie, k.state, k.unsent = cookie, callWaiting, len(c.unsent) > 0
 	c.calls[cookie] = k
+	if k.unsent {
+		c.unsent = append(c.unsent, k)
+		c.mu.Unlock()
+		return
+	}
+	b := k.request()
 	c.mu.Unlock()
-
-	var b [requestSize]byte
-	request{typ: cmdRead, cookie: cookie, off: uint64(k.off), length: uint32(k.n)}.encode(&b)
-	c.wmu.Lock()
-	_, err := c.conn.Write(b[:])
-	c.wmu.Unlock()
-	if err != nil {
+	switch err := c.sock.send(b[:]); {
+	case err == errFull:
+		c.mu.Lock()
+		if c.calls[cookie] == k { // the connection is not lost
+			k.unsent = true
+			c.unsent = append(c.unsent, k)
+		}
+		c.mu.Unlock()
+		c.flush()
+	case err != nil:
 		c.fail(err) // ends k with all the others
 	}
-	return nil
 }
 
-// abandon reports whether k was still waiting; its reply will be dropped.
-func (c *Client) abandon(k *call) bool {
+func (k *Call) request() (b [requestSize]byte) {
+	request{typ: cmdRead, cookie: k.cookie, off: uint64(k.Off), length: uint32(k.N)}.encode(&b)
+	return b
+}
+
+// errUnread says that the server lies.
+var errUnread = errors.New("replies to requests that the server has not read")
+
+// flush sends what the socket had no room for, as far as it has now. It is called
+// again after the next reply, which makes room: one is due as long as a request
+// that was sent has none.
+func (c *Client) flush() {
+	c.mu.Lock()
+	var err error
+	for full := 0; len(c.unsent) > 0 && c.err == nil; {
+		k := c.unsent[0]
+		if k.state == callAbandoned {
+			delete(c.calls, k.cookie)
+		} else {
+			b := k.request()
+			err = c.sock.send(b[:])
+		}
+		if err == errFull && len(c.calls) == len(c.unsent) { // all replies have come: there must be room
+			if full++; full < maxFull {
+				continue
+			}
+			err = errUnread
+		}
+		if err != nil {
+			break
+		}
+		k.unsent = false
+		c.unsent = c.unsent[1:]
+	}
+	c.mu.Unlock()
+	if err != nil && err != errFull {
+		c.fail(err)
+	}
+}
+
+// Abandon reports whether k was still waiting: then its reply will be dropped
+// and End not be called, and k is not to be used again.
+func (c *Client) Abandon(k *Call) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if k.state != callWaiting {
@@ -216,25 +213,53 @@ func (c *Client) abandon(k *call) bool {
 	return true
 }
 
-// claim takes the call of a reply; abandoned says that nobody wants it.
-func (c *Client) claim(cookie uint64) (k *call, abandoned bool) {
+// View calls fn once with the n bytes at off and returns its error, or one of its
+// own without having called it: *ReplyError, *ConnError, ctx's; the end of ctx
+// leaves other reads undisturbed. The slice belongs to the client and is shown to
+// one fn at a time, so that any number of unanswered reads needs one buffer; fn
+// must not block. n is at most MaxPayload.
+func (c *Client) View(ctx context.Context, off int64, n int, fn func(p []byte) error) error {
+	select {
+	case c.slots <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.done:
+		return c.Err()
+	}
+	defer func() { <-c.slots }()
+	ended := make(chan error, 1)
+	k := &Call{Off: off, N: n, End: func(p []byte, err error) {
+		if err == nil {
+			err = fn(p)
+		}
+		ended <- err
+	}}
+	c.Start(k)
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	if c.Abandon(k) {
+		return ctx.Err()
+	}
+	// The payload is arriving, in bounded time, and is fn's to see.
+	return <-ended
+}
+
+// claim takes the call of a reply, nil when there is none; abandoned says that nobody wants it. blocked
+// says that flush is due.
+func (c *Client) claim(cookie uint64) (k *Call, abandoned, blocked bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k = c.calls[cookie]
-	if k == nil {
-		return nil, false
+	if k == nil || k.unsent {
+		return nil, false, false
 	}
 	delete(c.calls, cookie)
 	abandoned = k.state == callAbandoned
-	k.state = callClaimed
-	return k, abandoned
-}
-
-// end gives a claimed call its result.
-func (c *Client) end(k *call, err error) {
-	k.err = err
-	close(k.done)
-	<-c.slots
+	k.state = callEnded
+	return k, abandoned, len(c.unsent) > 0
 }
 
 // fail ends the connection and every call that is not claimed.
@@ -245,80 +270,18 @@ func (c *Client) fail(err error) {
 		return
 	}
 	c.err = &ConnError{Err: err}
-	calls := c.calls
-	c.calls = nil
-	for _, k := range calls {
-		k.state = callClaimed
+	var calls []*Call
+	for _, k := range c.calls {
+		if k.state == callWaiting {
+			calls = append(calls, k)
+		}
+		k.state, k.unsent = callEnded, false
 	}
+	c.calls, c.unsent = nil, nil
 	close(c.done)
 	c.mu.Unlock()
-	c.conn.Close()
+	c.sock.shutdown()
 	for _, k := range calls {
-		c.end(k, c.err)
+		k.End(nil, c.err)
 	}
-}
-
-// receive reads replies until the connection ends.
-func (c *Client) receive() {
-	// Large enough for headers only: payloads are read straight to their place.
-	r := bufio.NewReaderSize(c.conn, 512)
-	var buf []byte // shown to fn, grown to the longest View
-	for {
-		if err := c.receiveOne(r, &buf); err != nil {
-			c.fail(err)
-			return
-		}
-	}
-}
-
-// receiveOne handles one reply. Its error ends the connection.
-func (c *Client) receiveOne(r *bufio.Reader, buf *[]byte) error {
-	var h [simpleSize]byte
-	if _, err := io.ReadFull(r, h[:]); err != nil {
-		return err
-	}
-	if m := binary.BigEndian.Uint32(h[0:]); m != magicSimple {
-		return fmt.Errorf("reply has magic %#x", m)
-	}
-	errno := syscall.Errno(binary.BigEndian.Uint32(h[4:]))
-	k, abandoned := c.claim(binary.BigEndian.Uint64(h[8:]))
-	switch {
-	case k == nil:
-		return errors.New("reply to a request that was never sent")
-	case errno != 0:
-		c.end(k, &ReplyError{Errno: errno, Off: k.off, Len: k.n})
-		return nil
-	}
-	c.conn.SetReadDeadline(time.Now().Add(payloadTimeout))
-	err := c.payload(r, k, abandoned, buf)
-	c.conn.SetReadDeadline(time.Time{})
-	return err
-}
-
-// payload reads what follows a good reply's header, to where k wants it.
-func (c *Client) payload(r *bufio.Reader, k *call, abandoned bool, buf *[]byte) error {
-	var err error
-	dst := k.dst
-	switch {
-	case abandoned:
-		_, err = r.Discard(k.n)
-	case k.fn != nil:
-		if cap(*buf) < k.n {
-			*buf = make([]byte, k.n)
-		}
-		dst = (*buf)[:k.n]
-		fallthrough
-	default:
-		_, err = io.ReadFull(r, dst)
-	}
-	if err != nil {
-		c.end(k, &ConnError{Err: err})
-		return err
-	}
-	if k.fn != nil && !abandoned {
-		c.end(k, k.fn(dst))
-		return nil
-	}
-	c.end(k, nil)
-	return nil
 }

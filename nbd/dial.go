@@ -55,7 +55,7 @@ func Dial(ctx context.Context, network, addr, export string) (*Client, error) {
 		}
 		return nil, fmt.Errorf("choose nbd export %q at %s: %w", export, addr, err)
 	}
-	return newClient(conn, offer), nil
+	return newClient(conn, offer)
 }
 
 // offer is what the server said about the export.

@@ -130,7 +130,7 @@ func TestClientReadsFromNbdkit(t *testing.T) {
 				t.Errorf("size %d, want %d", c.Size(), 5<<20)
 			}
 			p := make([]byte, c.Size())
-			if err := c.ReadAt(testContext(t), p, 0); err != nil || !bytes.Equal(p, tc.want) {
+			if err := readAt(testContext(t), c, p, 0); err != nil || !bytes.Equal(p, tc.want) {
 				t.Errorf("read: %v, or other bytes", err)
 			}
 		})
@@ -140,7 +140,7 @@ func TestClientReadsFromNbdkit(t *testing.T) {
 func TestClientSeesNbdkitsErrors(t *testing.T) {
 	nbdkit := need.Tool(t, "nbdkit")
 	c := dial(t, startNbdkit(t, nbdkit, "--filter=error", "memory", "1M", "error-pread=EIO", "error-pread-rate=100%"))
-	if err := c.ReadAt(testContext(t), make([]byte, 4096), 0); err == nil {
+	if err := readAt(testContext(t), c, make([]byte, 4096), 0); err == nil {
 		t.Error("a failing read succeeded")
 	}
 }

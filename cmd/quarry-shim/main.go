@@ -53,6 +53,7 @@ type options struct {
 	export    string
 	size      int64
 	dir       string
+	mode      attach.Mode
 	dataOff   int64
 	split     bool
 	noACL     bool
@@ -69,6 +70,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.export, "export", "", "`name` of the export")
 	f.Int64Var(&o.size, "size", 0, "size of the export in `bytes`; another size is refused")
 	f.StringVar(&o.dir, "dir", "", "`folder` of the mount, existing, mode 0700: the image is mounted at its root/")
+	mode := f.String("attach", string(attach.ModeAuto), "`how` to attach: "+attach.Modes)
 	f.Int64Var(&o.dataOff, "data-offset", 0, "where the data begins in the export, in `bytes`; 0 for none")
 	f.BoolVar(&o.split, "split", false, "attach bootstrap and data as two devices, as kernels before Linux 6.4 need")
 	f.BoolVar(&o.noACL, "no-acl", false, "mount without POSIX ACLs")
@@ -81,8 +83,12 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	if o.socket == "" || o.export == "" || o.size <= 0 || o.dir == "" || f.NArg() > 0 {
 		return o, fmt.Errorf("%w: --socket, --export, --size and --dir are needed, and nothing else", errUsage)
 	}
-	if o.readAhead < 0 || o.deadline <= 0 {
-		return o, fmt.Errorf("%w: --read-ahead and --deadline must not be negative", errUsage)
+	if o.readAhead < 0 || o.readAhead > attach.MaxReadAhead || o.deadline <= 0 {
+		return o, fmt.Errorf("%w: --read-ahead and --deadline must not be negative, and read-ahead not beyond %d", errUsage, attach.MaxReadAhead)
+	}
+	var err error
+	if o.mode, err = attach.ParseMode(*mode); err != nil {
+		return o, fmt.Errorf("%w: %w", errUsage, err)
 	}
 	return o, nil
 }
@@ -108,29 +114,36 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	defer closeLog()
 	shield(ctx, log)
+	counts, err := attach.NewCounts(lock)
+	if err != nil {
+		return err
+	}
+	defer counts.Close()
 	startCtx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	link, err := dialLink(startCtx, o, log)
+	dialled := attach.Step{Name: attach.StepLink, Began: time.Now()}
+	link, err := dialLink(startCtx, o, counts, log)
 	if err != nil {
 		return err
 	}
 	defer link.close()
+	dialled.Ended = time.Now()
 	readAhead := o.readAhead
 	if readAhead == 0 {
 		readAhead = -1 // Config's word for none
 	}
 	a, err := attach.Attach(startCtx, attach.Config{
-		Dir: o.dir, Lock: lock, Source: link, DataOff: o.dataOff, Split: o.split, NoACL: o.noACL, ReadAhead: readAhead, Deadline: o.deadline, Log: log,
+		Dir: o.dir, Lock: lock, Mode: o.mode, Source: link.reads, DataOff: o.dataOff, Split: o.split, NoACL: o.noACL, ReadAhead: readAhead, Deadline: o.deadline, Log: log,
 	})
 	if err != nil {
 		return err
 	}
-	return serve(ctx, o, a, log, stdout)
+	return serve(ctx, o, a, append([]attach.Step{dialled}, a.Steps()...), log, stdout)
 }
 
 // serve says that the image is mounted and detaches it in the end. The folder
 // is this process's alone by now, so that the record in it can be its own.
-func serve(ctx context.Context, o options, a *attach.Attachment, log *slog.Logger, stdout io.Writer) (err error) {
+func serve(ctx context.Context, o options, a *attach.Attachment, steps []attach.Step, log *slog.Logger, stdout io.Writer) (err error) {
 	defer func() {
 		detachCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachTimeout)
 		defer cancel()
@@ -142,12 +155,12 @@ func serve(ctx context.Context, o options, a *attach.Attachment, log *slog.Logge
 	}
 	state := attach.State{
 		PID: os.Getpid(), Start: start, Phase: attach.PhaseMounted,
-		Socket: o.socket, Export: o.export, Size: o.size, Device: a.Device(), Root: a.Root(),
+		Socket: o.socket, Export: o.export, Size: o.size, Attach: a.Mode(), Device: a.Device(), Root: a.Root(), Steps: steps,
 	}
 	if err := a.WriteState(state); err != nil {
 		return err
 	}
-	log.InfoContext(ctx, "image mounted", "export", o.export, "device", a.Device(), "root", a.Root())
+	log.InfoContext(ctx, "image mounted", "export", o.export, "attach", a.Mode(), "device", a.Device(), "root", a.Root())
 	fmt.Fprintln(stdout, "ready") // who asked may be gone; the mount is not
 	select {
 	case <-ctx.Done():

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"time"
 
 	"quarry/internal/need"
+	"quarry/internal/storm"
 	"quarry/nbd"
 	"quarry/nbd/attach"
 )
@@ -33,6 +35,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	storm.Main()
 	if os.Getenv(envSocket) != "" {
 		if err := serveImage(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -67,12 +70,14 @@ func serveImage() error {
 		}
 		return dev, nil
 	}}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
 	fmt.Println("listening")
-	return s.Serve(context.Background(), l)
+	return s.Serve(ctx, l)
 }
 
 // fileDevice serves a file. While the file stall exists, reads wait, having
-// made stall+".reached".
+// made stall+".reached"; while stall+".fail" exists, they fail.
 type fileDevice struct {
 	f     *os.File
 	size  int64
@@ -93,14 +98,29 @@ func (d *fileDevice) ReadAt(ctx context.Context, p []byte, off int64) error {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+	if _, err := os.Stat(d.stall + ".fail"); err == nil {
+		return errors.New("told to fail")
+	}
 	_, err := d.f.ReadAt(p, off)
 	return err
+}
+
+// TryReadAt implements nbd.ReadyDevice.
+func (d *fileDevice) TryReadAt(p []byte, off int64) bool {
+	for _, name := range []string{d.stall, d.stall + ".fail"} {
+		if _, err := os.Stat(name); err == nil {
+			return false
+		}
+	}
+	_, err := d.f.ReadAt(p, off)
+	return err == nil
 }
 
 // rig is one image, its reader and its shim.
 type rig struct {
 	t      *testing.T
 	image  string
+	tree   string // what it was made of
 	want   map[string][]byte
 	socket string
 	stall  string
@@ -117,7 +137,8 @@ var buildShim = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "quarry-shim")
-	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
+	args := append([]string{"build", "-o", path}, buildFlags...)
+	out, err := exec.Command("go", append(args, ".")...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
@@ -134,7 +155,8 @@ func newRig(t *testing.T) *rig {
 	if err := os.Mkdir(r.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	r.makeImage(filepath.Join(base, "tree"))
+	r.tree = filepath.Join(base, "tree")
+	r.makeImage(r.tree)
 	r.startReader(r.image)
 	t.Cleanup(r.cleanup)
 	return r
@@ -195,12 +217,18 @@ func (r *rig) shimCommand(args ...string) *exec.Cmd {
 }
 
 // shimDeadline is for one test: whatever happens, a shim ends and the test says
-// what it waited for.
-const shimDeadline = 2 * time.Minute
+// what it waited for. The longest test replaces the reader 50 times, after 200 ms
+// each, and a busy machine takes seconds to start one: six of them fit.
+const shimDeadline = 6 * time.Minute
+
+// patience is for whatever should happen at once: a busy machine may take long,
+// and a test that fails may wait.
+const patience = time.Minute
 
 // command is a shim in a session of its own that ends with the test.
 func (r *rig) command(path string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(within(r.t, shimDeadline), path, args...)
+	cmd.Env = append(os.Environ(), "GORACE=halt_on_error=1 atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.WaitDelay = 10 * time.Second // a process that keeps the pipes must not keep the test
 	r.shims = append(r.shims, cmd)
@@ -224,7 +252,7 @@ func expectLine(t *testing.T, cmd *exec.Cmd, want string) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	guard := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	guard := time.AfterFunc(patience, func() { cmd.Process.Kill() })
 	defer guard.Stop()
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if strings.TrimSpace(line) != want {
@@ -242,7 +270,7 @@ func (r *rig) cleanup() {
 		}
 	}
 	r.killReader()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := attach.Sweep(ctx, r.dir); err != nil {
 		r.t.Errorf("Sweep: %v", err)
@@ -338,17 +366,17 @@ func (r *rig) readDuring(readers int) <-chan error {
 
 func (r *rig) waitFor(what string, cond func() bool) {
 	r.t.Helper()
-	for end := time.Now().Add(20 * time.Second); !cond(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); !cond(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			r.t.Fatalf("waited 20 s for %s", what)
+			r.t.Fatalf("waited %v for %s", patience, what)
 		}
 	}
 }
 
-// wantEIO collects the readers' results: errors EIO, in good time.
+// wantEIO collects the readers' results: EIO for each.
 func (r *rig) wantEIO(results <-chan error, readers int) {
 	r.t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(patience)
 	for range readers {
 		select {
 		case err := <-results:
@@ -369,7 +397,7 @@ func (r *rig) unstall() {
 // waitShim waits for the shim's end and returns its error.
 func (r *rig) waitShim() error {
 	r.t.Helper()
-	guard := time.AfterFunc(30*time.Second, func() { r.shim.Process.Kill() })
+	guard := time.AfterFunc(patience, func() { r.shim.Process.Kill() })
 	defer guard.Stop()
 	return r.shim.Wait()
 }

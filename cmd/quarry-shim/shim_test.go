@@ -67,38 +67,6 @@ func TestUmountEndsTheShim(t *testing.T) {
 	}
 }
 
-func TestKilledReaderMeansEIOThenTheNextOneServes(t *testing.T) {
-	r := newRig(t)
-	r.startShim()
-	const readers = 10
-	results := r.readDuring(readers)
-	r.killReader()
-	r.wantEIO(results, readers)
-	if err := r.compareFile("d4/f99"); !errors.Is(err, syscall.EIO) {
-		t.Errorf("read without a reader: got %v, want EIO", err)
-	}
-	r.unstall()
-	r.startReader(r.image)
-	r.waitFor("the shim to find the reader", func() bool { return r.compareFile("d4/f99") == nil })
-	r.compareTree()
-}
-
-func TestReaderWithAnotherImageIsNotUsed(t *testing.T) {
-	r := newRig(t)
-	r.startShim()
-	r.killReader()
-	other := filepath.Join(t.TempDir(), "other")
-	if err := os.WriteFile(other, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r.startReader(other)
-	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if err := r.compareFile("d4/f99"); !errors.Is(err, syscall.EIO) {
-			t.Fatalf("read with a reader of another image: got %v, want EIO", err)
-		}
-	}
-}
-
 func TestKilledShimMeansEIOAndSweepCleans(t *testing.T) {
 	r := newRig(t)
 	r.startShim()
@@ -112,7 +80,7 @@ func TestKilledShimMeansEIOAndSweepCleans(t *testing.T) {
 	}
 	r.unstall()
 	for range 2 { // it is idempotent
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		if err := attach.Sweep(ctx, r.dir); err != nil {
 			t.Errorf("Sweep: %v", err)
@@ -148,7 +116,7 @@ func TestKilledWhileItStarts(t *testing.T) {
 	}()
 	select {
 	case <-ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the killed shim does not end")
 	}
 }

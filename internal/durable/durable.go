@@ -18,6 +18,35 @@ func WriteFile(path string, data []byte, perm fs.FileMode) error {
 	return writeFile(path, data, perm, (*os.Root).Rename)
 }
 
+// ReplaceFile is WriteFile for data that whoever reads it verifies and can have
+// anew: nobody waits for the disk. The file is whole or the old one for every
+// reader, and after the death of any process; a power cut may leave less of it.
+func ReplaceFile(path string, data []byte, perm fs.FileMode) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp*")
+	if err != nil {
+		return err
+	}
+	err = write(tmp, data, perm)
+	if cerr := tmp.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		os.Remove(tmp.Name())
+	}
+	return err
+}
+
+func write(f *os.File, data []byte, perm fs.FileMode) error {
+	if err := f.Chmod(perm); err != nil {
+		return err
+	}
+	_, err := f.Write(data)
+	return err
+}
+
 // CreateFile is WriteFile for a file that must not exist yet: of any number of
 // concurrent calls one succeeds, the others get fs.ErrExist.
 func CreateFile(path string, data []byte, perm fs.FileMode) error {
@@ -35,14 +64,7 @@ func writeFile(path string, data []byte, perm fs.FileMode, commit commitFunc) er
 		return err
 	}
 	defer root.Remove(filepath.Base(tmp.Name()))
-	err = fill(tmp, func(w io.Writer) error {
-		if err := tmp.Chmod(perm); err != nil {
-			return err
-		}
-		_, err := w.Write(data)
-		return err
-	})
-	if err != nil {
+	if err := fill(tmp, func(io.Writer) error { return write(tmp, data, perm) }); err != nil {
 		return err
 	}
 	return publish(root, filepath.Base(tmp.Name()), filepath.Base(path), commit)

@@ -42,18 +42,27 @@ func wantNames(t *testing.T, dir string, want ...string) {
 }
 
 func TestWriteFileReplaces(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "key")
-	for _, want := range []string{"first", "", "second"} {
-		must(t, durable.WriteFile(path, []byte(want), 0o640))
-		wantFile(t, path, want)
+	for name, write := range map[string]func(string, []byte, fs.FileMode) error{"durably": durable.WriteFile, "at once": durable.ReplaceFile} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "key")
+			for _, want := range []string{"first", "", "second"} {
+				must(t, write(path, []byte(want), 0o640))
+				wantFile(t, path, want)
+			}
+			info, err := os.Stat(path)
+			must(t, err)
+			if got := info.Mode().Perm(); got != 0o640 {
+				t.Errorf("mode: got %o, want 640", got)
+			}
+			// A failure leaves what was there, and nothing beside it.
+			must(t, os.Mkdir(filepath.Join(dir, "folder"), 0o700))
+			if err := write(filepath.Join(dir, "folder"), nil, 0o600); err == nil {
+				t.Error("a file took a folder's place")
+			}
+			wantNames(t, dir, "folder", "key")
+		})
 	}
-	info, err := os.Stat(path)
-	must(t, err)
-	if got := info.Mode().Perm(); got != 0o640 {
-		t.Errorf("mode: got %o, want 640", got)
-	}
-	wantNames(t, dir, "key")
 }
 
 func TestCreateFileHasOneWinner(t *testing.T) {

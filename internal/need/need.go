@@ -46,3 +46,15 @@ func Missing(t testing.TB, what string) {
 	}
 	t.Skipf("missing: %s", what)
 }
+
+// ShortDir returns a folder like t.TempDir with a short path: that of a socket is
+// limited.
+func ShortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "q")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}

@@ -64,6 +64,27 @@ func TakeLock(ctx context.Context, path string) (*Lock, error) {
 	}
 }
 
+// lookGrace is longer than any look of Locked.
+const lookGrace = 100 * time.Millisecond
+
+// TakeFree takes a lock that nobody holds but to look at it: ErrLocked otherwise.
+func TakeFree(ctx context.Context, path string) (*Lock, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookGrace)
+	defer cancel()
+	return TakeLock(ctx, path)
+}
+
+// Locked reports whether a process holds the lock. It is in the way of TryLock
+// for a moment; TakeFree minds that.
+func Locked(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
 // Unlock gives the lock back.
 func (l *Lock) Unlock() { l.f.Close() }
 
@@ -156,12 +177,19 @@ func await(ctx context.Context, ended <-chan error, probe func(context.Context) 
 // LastLine returns the end of a log for an error message.
 func LastLine(path string) string {
 	const tail = 4 << 10
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err.Error()
 	}
 	defer f.Close()
-	if st, err := f.Stat(); err == nil && st.Size() > tail {
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
+	if err != nil {
+		return err.Error()
+	}
+	if st.Size() > tail {
 		f.Seek(-tail, io.SeekEnd)
 	}
 	raw, err := io.ReadAll(io.LimitReader(f, tail))

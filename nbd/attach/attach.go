@@ -15,12 +15,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"quarry/nbd"
 )
 
 const (
 	// DefaultReadAhead is in KiB. docs/decisions/attach-read-ahead.md has the
-	// measurement.
+	// measurement, attach-nbd.md beside it that of the kernel's NBD.
 	DefaultReadAhead = 128
+	// MaxReadAhead is in KiB: 64 MiB, twice what one read of a device can ask for.
+	MaxReadAhead = 64 << 10
 	// DefaultDeadline answers EIO before any timeout of the kernel's (300 s and
 	// more) makes it give up the device.
 	DefaultDeadline = 270 * time.Second
@@ -30,17 +34,8 @@ const (
 	watchInterval = 250 * time.Millisecond
 )
 
-// Source is what is attached. It shows its bytes instead of filling a buffer of
-// the caller's, so that a hundred stalled reads hold no memory.
-type Source interface {
-	// Size is the length in bytes, constant, a multiple of 4096.
-	Size() int64
-	// View calls fn at most once, with the n bytes at off, all of them right,
-	// and returns fn's error; or it returns an error and has not called fn. The
-	// slice is valid only during the call; fn does not block. Safe for
-	// concurrent use.
-	View(ctx context.Context, off int64, n int, fn func(p []byte) error) error
-}
+// Source is what is attached.
+type Source = nbd.Viewer
 
 // Config says what to attach and where.
 type Config struct {
@@ -50,6 +45,8 @@ type Config struct {
 	// Lock is the folder's, when it was taken before; Dir is not read then. It is
 	// Attach's from now on, also when Attach fails.
 	Lock *Lock
+	// Mode is how; "" means ModeAuto.
+	Mode Mode
 	// Source is read until Detach has returned.
 	Source Source
 	// DataOff is where the data that the bootstrap's device table speaks of begins
@@ -73,6 +70,8 @@ type Config struct {
 type Attachment struct {
 	lock    *Lock
 	binding *binding
+	mode    Mode
+	steps   []Step
 	gone    chan struct{}
 	stop    context.CancelFunc // ends watch
 	watch   sync.WaitGroup
@@ -88,7 +87,7 @@ func (f folder) lock() string  { return filepath.Join(string(f), "lock") }
 
 // binding is an export bound to a block device.
 type binding struct {
-	device    string                          // such as /dev/loop0
+	device    string                          // such as /dev/loop0 or /dev/nbd0
 	failReads func()                          // ends the reads under way and all later ones with EIO
 	bound     func() bool                     // false once the kernel has let go of it
 	release   func(ctx context.Context) error // undoes the binding; the file system on it is unmounted
@@ -104,9 +103,17 @@ type mountFunc func(device, options string) error
 
 // Attach sweeps what a killed process left in cfg.Dir, binds the source to a
 // block device and mounts it at Root, read-only, nosuid, nodev. When ctx ends
-// first, or anything fails, nothing is left. Errors: ErrInUse.
+// first, or anything fails, nothing is left. Errors: ErrInUse, ErrNoNBD.
 func Attach(ctx context.Context, cfg Config) (*Attachment, error) {
-	a, err := attachWith(ctx, cfg, bindFUSE)
+	mode := cfg.Mode.Used()
+	bind, err := mode.binder()
+	var a *Attachment
+	if err == nil {
+		a, err = attachWith(ctx, cfg, bind)
+	}
+	if err == nil {
+		a.mode = mode
+	}
 	if err != nil && cfg.Lock != nil {
 		cfg.Lock.Release()
 	}
@@ -132,15 +139,19 @@ func attachWith(ctx context.Context, cfg Config, bind binder) (*Attachment, erro
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	began := time.Now()
 	lock, err := prepare(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("attach at %s: %w", cfg.Dir, err)
 	}
 	dir := lock.dir
+	mount := Step{Name: StepMount}
 	b, err := bind(ctx, cfg, dir, func(device, options string) error {
 		if cfg.NoACL {
 			options = strings.TrimPrefix(options+",noacl", ",")
 		}
+		mount.Began = time.Now()
+		defer func() { mount.Ended = time.Now() }()
 		if err := unix.Mount(device, dir.root(), "erofs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 			return fmt.Errorf("mount erofs of %s at %s: %w", device, dir.root(), err)
 		}
@@ -156,6 +167,7 @@ func attachWith(ctx context.Context, cfg Config, bind binder) (*Attachment, erro
 		return nil, errors.Join(err, finish(ctx, lock))
 	}
 	a := watched(ctx, lock, b)
+	a.steps = []Step{{Name: StepAttach, Began: began, Ended: time.Now()}, mount}
 	if !lock.ours() {
 		return nil, errors.Join(fmt.Errorf("attach at %s: the folder was removed", dir), a.Detach(context.WithoutCancel(ctx)))
 	}
@@ -224,7 +236,13 @@ func watched(ctx context.Context, lock *Lock, b *binding) *Attachment {
 // Root is where the file system is mounted.
 func (a *Attachment) Root() string { return a.lock.dir.root() }
 
-// Device is the block device's path.
+// Steps says when the parts of the attach began and ended.
+func (a *Attachment) Steps() []Step { return a.steps }
+
+// Mode is how the export is attached, never ModeAuto.
+func (a *Attachment) Mode() Mode { return a.mode }
+
+// Device is the block device's path; in ModeFile, the file's.
 func (a *Attachment) Device() string { return a.binding.device }
 
 // WriteState writes the record into the folder while that is this attachment's.
@@ -261,7 +279,7 @@ func (a *Attachment) Detach(ctx context.Context) error {
 // finish removes what prepare made and lets the folder go. A folder that lost
 // its lock file was being removed, so that is done as far as it can be.
 func finish(ctx context.Context, lock *Lock) error {
-	err := sweep(ctx, lock.dir)
+	err := errors.Join(sweep(ctx, lock.dir), lock.dir.removeCounts())
 	if lock.regained {
 		err = errors.Join(err, removeFile(lock.dir.lock()))
 		unix.Rmdir(string(lock.dir))

@@ -81,7 +81,7 @@ func (p process) end(ctx context.Context, lock string, d time.Duration) error {
 		if err := unix.PidfdSendSignal(fd, step.signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("send %v to process %d: %w", step.signal, p.pid, err)
 		}
-		if ended, err := waitEnd(ctx, fd, step.grace); ended || err != nil {
+		if ended, err := waitEnd(ctx, fd, step.grace, func() bool { return !p.holds(lock) }); ended || err != nil {
 			return err
 		}
 	}
@@ -91,8 +91,10 @@ func (p process) end(ctx context.Context, lock string, d time.Duration) error {
 	return nil
 }
 
-// waitEnd reports whether the process ends within d, reaped or not.
-func waitEnd(ctx context.Context, pidfd int, d time.Duration) (bool, error) {
+// waitEnd reports whether the process ends within d, reaped or not, or has let
+// go: killed with a thread that waits for a read of its own NBD device, it ends
+// only when a sweep has disconnected the device.
+func waitEnd(ctx context.Context, pidfd int, d time.Duration, letGo func() bool) (bool, error) {
 	for end := time.Now().Add(d); ; {
 		const sliceMillis = 20 // how late the end of ctx is seen
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, sliceMillis)
@@ -103,6 +105,8 @@ func waitEnd(ctx context.Context, pidfd int, d time.Duration) (bool, error) {
 			return false, err
 		case ctx.Err() != nil:
 			return false, ctx.Err()
+		case letGo():
+			return true, nil
 		case time.Now().After(end):
 			return false, nil
 		}

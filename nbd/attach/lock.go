@@ -143,7 +143,7 @@ func isAt(f *os.File, path string) bool {
 
 // locked reports whether some process has the lock, in whatever PID namespace.
 func (f folder) locked() bool {
-	file, err := os.Open(f.lock())
+	file, err := openRegular(f.lock())
 	if err != nil {
 		return false
 	}
@@ -153,7 +153,7 @@ func (f folder) locked() bool {
 
 // record returns what the lock file says about its holder.
 func (f folder) record() (process, error) {
-	file, err := os.Open(f.lock())
+	file, err := openRegular(f.lock())
 	if err != nil {
 		return process{}, err
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -75,51 +77,33 @@ func configureLoop(n, img int, off int64) (int, error) {
 // through the page cache: there one stalled read stalls the others. Called in
 // isolation.
 func tuneLoop(n int, readAheadKiB int) error {
-	dio, err := readSysfs(n, "loop/dio")
+	dio, err := readSysfs(loopPath(n), "loop/dio")
 	if err != nil {
 		return err
 	}
 	if dio != "1" {
 		return fmt.Errorf("%s does not read directly from the fuse file (dio is %q)", loopPath(n), dio)
 	}
-	return writeSysfs(n, "queue/read_ahead_kb", strconv.Itoa(readAheadKiB))
-}
-
-func sysfsPath(n int, name string) string {
-	return filepath.Join("/sys/block", filepath.Base(loopPath(n)), name)
-}
-
-// readSysfs reads an attribute without the os package, for use in isolation.
-func readSysfs(n int, name string) (string, error) {
-	fd, err := unix.Open(sysfsPath(n, name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", fmt.Errorf("open %s: %w", sysfsPath(n, name), err)
-	}
-	defer unix.Close(fd)
-	buf := make([]byte, unix.PathMax+1)
-	got, err := unix.Read(fd, buf)
-	if err != nil {
-		return "", fmt.Errorf("read %s: %w", sysfsPath(n, name), err)
-	}
-	return strings.TrimSuffix(string(buf[:got]), "\n"), nil
-}
-
-func writeSysfs(n int, name, value string) error {
-	fd, err := unix.Open(sysfsPath(n, name), unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open %s: %w", sysfsPath(n, name), err)
-	}
-	defer unix.Close(fd)
-	if _, err := unix.Write(fd, []byte(value)); err != nil {
-		return fmt.Errorf("write %s to %s: %w", value, sysfsPath(n, name), err)
-	}
-	return nil
+	return writeSysfs(loopPath(n), "queue/read_ahead_kb", strconv.Itoa(readAheadKiB))
 }
 
 // loopBound reports whether loop device n is bound to the image file.
 func loopBound(n int, image string) bool {
-	file, err := readSysfs(n, "loop/backing_file")
+	file, err := readSysfs(loopPath(n), "loop/backing_file")
 	return err == nil && file == image
+}
+
+// isImage reports whether a loop device's backing file, as the kernel names it, is
+// a shim's: of a dead one, the file system it was on is gone from the tree, and
+// its name is what is left of the path. A file that is there under that name is
+// somebody's own.
+func isImage(file string) bool {
+	file = strings.TrimSpace(file)
+	if file != "/"+imageName {
+		return strings.HasSuffix(file, folder("/").image())
+	}
+	_, err := os.Lstat(file)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // boundLoops returns the loop devices bound to the image file.
@@ -138,12 +122,12 @@ func boundLoops(image string) ([]int, error) {
 	return ns, nil
 }
 
-// errLoopUsed says that a loop device waits for its last user.
-var errLoopUsed = errors.New("is still used")
+// errDeviceUsed says that a device waits for its last user.
+var errDeviceUsed = errors.New("is still used")
 
 // freeLoops waits until no loop device is bound to the image file. Those still
 // bound are told to let go, which they do when their last user is gone. Errors:
-// errLoopUsed.
+// errDeviceUsed.
 func freeLoops(ctx context.Context, image string) error {
 	for {
 		ns, err := boundLoops(image)
@@ -156,7 +140,7 @@ func freeLoops(ctx context.Context, image string) error {
 			}
 		}
 		if err := sleep(ctx, 10*time.Millisecond); err != nil {
-			return fmt.Errorf("%s %w: %w", loopPath(ns[0]), errLoopUsed, err)
+			return fmt.Errorf("%s %w: %w", loopPath(ns[0]), errDeviceUsed, err)
 		}
 	}
 }

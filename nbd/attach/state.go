@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 )
 
 // stateFile is the name of the state record in the folder of an attachment, and
@@ -17,8 +19,11 @@ const (
 	tmpSuffix = ".tmp"
 )
 
-// maxState bounds the record when it is read.
-const maxState = 64 << 10
+const (
+	stateVersion = 2
+	// maxState bounds the record when it is read.
+	maxState = 64 << 10
+)
 
 // Phase is how far a shim has come.
 type Phase string
@@ -33,23 +38,39 @@ const (
 // processes that manage mounts; Detach and Sweep remove it. PID and Start
 // together name a process: numbers are used again.
 type State struct {
-	Version int    `json:"version"` // 1
+	Version int    `json:"version"` // 2; a record of version 1 has no attach and no steps
 	PID     int    `json:"pid"`
 	Start   uint64 `json:"start"` // in clock ticks since boot, as in proc_pid_stat(5)
 	Phase   Phase  `json:"phase"`
 	Socket  string `json:"socket"` // the reader's
 	Export  string `json:"export"`
 	Size    int64  `json:"size"`
+	Attach  Mode   `json:"attach"`
 	Device  string `json:"device"`
 	Root    string `json:"root"`
+	Steps   []Step `json:"steps,omitempty"` // of its start
 
 	dir string // where it was read
 }
 
+// Step is one part of a shim's start.
+type Step struct {
+	Name  string    `json:"step"`
+	Began time.Time `json:"began"`
+	Ended time.Time `json:"ended"`
+}
+
+// The steps. Mount is a part of attach.
+const (
+	StepLink   = "link"   // connect to the reader, which opens the image
+	StepAttach = "attach" // bind the export to a block device and mount it
+	StepMount  = "mount"  // mount(2), which reads the superblock
+)
+
 // Write puts s into the folder as a whole: a reader sees the old or the new
 // record. It need not survive a power cut, which ends the mount as well.
 func (s State) Write(dir string) error {
-	s.Version = 1
+	s.Version = stateVersion
 	b, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		return err
@@ -62,10 +83,27 @@ func (s State) Write(dir string) error {
 	return os.Rename(tmp, path)
 }
 
+// openRegular opens a regular file for reading, and waits for nothing else.
+func openRegular(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
 // ReadState reads the record in a folder. Errors: fs.ErrNotExist.
 func ReadState(dir string) (State, error) {
 	path := filepath.Join(dir, stateFile)
-	f, err := os.Open(path)
+	f, err := openRegular(path)
 	if err != nil {
 		return State{}, err
 	}
@@ -81,8 +119,12 @@ func ReadState(dir string) (State, error) {
 	if err := d.Decode(&s); err != nil {
 		return State{}, fmt.Errorf("read %s: %w", path, err)
 	}
-	if s.Version != 1 {
-		return State{}, fmt.Errorf("read %s: version %d, this program knows 1", path, s.Version)
+	switch s.Version {
+	case 1: // of a shim that was started before this program was installed
+		s.Attach = ModeFUSE
+	case stateVersion:
+	default:
+		return State{}, fmt.Errorf("read %s: version %d, this program knows 1 and %d", path, s.Version, stateVersion)
 	}
 	s.dir = dir
 	return s, nil

@@ -36,7 +36,7 @@ func Sweep(ctx context.Context, path string) error {
 		return fmt.Errorf("sweep %s: %w", path, err)
 	}
 	defer lock.Close()
-	if err := sweep(ctx, dir); err != nil {
+	if err := errors.Join(sweep(ctx, dir), dir.removeCounts()); err != nil {
 		return fmt.Errorf("sweep %s: %w", path, err)
 	}
 	return nil
@@ -44,15 +44,28 @@ func Sweep(ctx context.Context, path string) error {
 
 // sweep undoes an attachment that nobody serves from the outside in: what is
 // mounted on the device, the device, the file under it, the folders, the record.
-// Each step is tried.
+// Each step is tried. The first two end the reads under way, so that nothing
+// after them waits for one: a dead process's FUSE has ended them already, its NBD
+// has not.
 func sweep(ctx context.Context, dir folder) error {
-	loopCtx, cancel := context.WithTimeout(ctx, 2*sweepGrace)
+	b, err := backendOf(dir)
+	if err != nil {
+		return err
+	}
+	nbdCtx, cancelNBD := context.WithTimeout(ctx, releaseGrace)
+	defer cancelNBD()
+	err = errors.Join(
+		disconnectNBDs(nbdCtx, b, true),
+		abortFUSE(dir.fuse()),
+		unmountAll(ctx, dir.root(), sweepGrace, nil),
+	)
+	deviceCtx, cancel := context.WithTimeout(ctx, 2*sweepGrace)
 	defer cancel()
 	state := filepath.Join(string(dir), stateFile)
 	return errors.Join(
-		abortFUSE(dir.fuse()),
-		unmountAll(ctx, dir.root(), sweepGrace, nil),
-		ignoreUsed(freeLoops(loopCtx, dir.image())),
+		err,
+		ignoreUsed(awaitNBDs(deviceCtx, b, true)),
+		ignoreUsed(freeLoops(deviceCtx, dir.image())),
 		unmountAll(ctx, dir.fuse(), sweepGrace, nil),
 		removeDir(dir.root()),
 		removeDir(dir.fuse()),
@@ -78,7 +91,7 @@ func abortFUSE(path string) error {
 // ignoreUsed forgives a loop device that others still use: it is told to go free
 // with its last user.
 func ignoreUsed(err error) error {
-	if errors.Is(err, errLoopUsed) {
+	if errors.Is(err, errDeviceUsed) {
 		return nil
 	}
 	return err

@@ -1,0 +1,113 @@
+package nbd
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// payloadTimeout is how long a server may take between a reply's header and
+	// the last byte of its payload. It has the whole payload when it writes the
+	// header, so a longer pause means that it is stuck or gone.
+	payloadTimeout = 30 * time.Second
+)
+
+// errFull says that the server has not taken earlier requests yet.
+var errFull = errors.New("no room for a request")
+
+// socket is a connection that one thread reads with plain blocking calls. Go's
+// poller would wake two more threads for each reply, and each wake-up of a
+// sleeping processor costs more than the reply itself.
+type socket struct {
+	fd    int
+	until time.Time // when the bytes that are being read must have come; of the reading thread
+
+	mu   sync.Mutex // held while one request is written; guards open
+	open bool       // the descriptor is this socket's
+}
+
+// newSocket takes conn over.
+func newSocket(conn net.Conn) (*socket, error) {
+	defer conn.Close()
+	sc, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil, fmt.Errorf("connection of type %T has no descriptor", conn)
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	s := &socket{open: true}
+	ctlErr := raw.Control(func(fd uintptr) { s.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
+	if err = errors.Join(ctlErr, err); err != nil {
+		return nil, err
+	}
+	timeout := unix.NsecToTimeval(payloadTimeout.Nanoseconds())
+	err = errors.Join(unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout), unix.SetNonblock(s.fd, false))
+	if err != nil {
+		unix.Close(s.fd)
+		return nil, err
+	}
+	return s, nil
+}
+
+// Read waits for bytes, for payloadTimeout at most: EAGAIN. It is called by one
+// thread, which also calls release, when it is done.
+func (s *socket) Read(p []byte) (int, error) {
+	for {
+		if !s.until.IsZero() && time.Now().After(s.until) {
+			return 0, fmt.Errorf("the rest of a reply did not come in %v", payloadTimeout)
+		}
+		n, err := unix.Read(s.fd, p)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return 0, err
+		case n == 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}
+
+// send writes a whole request and never waits: errFull.
+func (s *socket) send(b []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.open {
+		return net.ErrClosed
+	}
+	n, err := unix.SendmsgN(s.fd, b, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	switch {
+	case err == unix.EAGAIN:
+		return errFull
+	case err == nil && n < len(b):
+		return fmt.Errorf("sent %d bytes of a request", n)
+	}
+	return err
+}
+
+// shutdown ends the connection; Read returns.
+func (s *socket) shutdown() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open {
+		unix.Shutdown(s.fd, unix.SHUT_RDWR)
+	}
+}
+
+// release closes the descriptor.
+func (s *socket) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = false
+	unix.Close(s.fd)
+}
