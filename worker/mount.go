@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"bufio"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -17,7 +16,10 @@ import (
 
 	"quarry/internal/proc"
 	"quarry/nbd/attach"
+	"quarry/store/chunk"
 	"quarry/worker/folder"
+	"quarry/worker/reader"
+	"quarry/worker/timeline"
 )
 
 // One EROFS mount and one shim per image are shared by all its users. A user is a
@@ -49,7 +51,9 @@ func (w *Worker) acquire(ctx context.Context, im *folder.Image, noACL bool) (*Mo
 	if noACL {
 		dir = w.Dir.NoACLDir(im.ID)
 	}
+	locked := timeline.Begin(ctx, timeline.Lock)
 	l, err := proc.TakeLock(ctx, dir+".lock")
+	locked()
 	if err != nil {
 		return nil, err
 	}
@@ -58,8 +62,17 @@ func (w *Worker) acquire(ctx context.Context, im *folder.Image, noACL bool) (*Mo
 		return nil, fmt.Errorf("mount image %s: %w", im.ID, err)
 	}
 	mt := &Mount{w: w, dir: dir, path: filepath.Join(dir, "refs", rand.Text())}
-	if err = os.MkdirAll(filepath.Dir(mt.path), 0o700); err == nil {
+	if err = w.awaitKeeper(ctx); err == nil {
+		err = os.MkdirAll(filepath.Dir(mt.path), 0o700)
+	}
+	if err == nil {
 		mt.ref, err = proc.TryLock(mt.path)
+	}
+	if err == nil && w.NoTrace {
+		if err = w.leaveNoTrace(ctx, im.ID, dir); err != nil {
+			os.Remove(mt.path)
+			mt.ref.Unlock()
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, w.stopIfUnused(context.WithoutCancel(ctx), dir, false))
@@ -67,8 +80,18 @@ func (w *Worker) acquire(ctx context.Context, im *folder.Image, noACL bool) (*Mo
 	return mt, nil
 }
 
+// leaveNoTrace has nothing recorded of a mount, by this reader and by the next, as
+// long as the mount is there: the touches of all that use it are one.
+func (w *Worker) leaveNoTrace(ctx context.Context, id chunk.Digest, dir string) error {
+	if err := os.WriteFile(folder.NoTraceMark(dir), nil, 0o600); err != nil {
+		return fmt.Errorf("mark the mount as one without trace: %w", err)
+	}
+	return reader.NoTrace(ctx, w.Dir, id)
+}
+
 // Release gives the reference back and unmounts the image when it was the last.
 func (mt *Mount) Release(ctx context.Context) error {
+	defer timeline.Begin(ctx, timeline.Release)()
 	l, err := proc.TakeLock(ctx, mt.dir+".lock")
 	if err != nil {
 		return err
@@ -88,36 +111,43 @@ const poll = 5 * time.Millisecond
 // ensureMounted makes sure that the image is mounted and answers: its reader may
 // have died since, and a new one is then found by the shim.
 func (w *Worker) ensureMounted(ctx context.Context, im *folder.Image, dir string, noACL bool) error {
-	if err := w.ensureReader(ctx); err != nil {
+	if err := w.EnsureReader(ctx); err != nil {
 		return err
 	}
 	if !mounted(dir) {
 		return w.start(ctx, im, dir, noACL)
 	}
-	deadline := time.Now().Add(startTimeout)
-	for {
-		err := probe(dir)
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(poll):
-		}
+	answers, err := w.probe(ctx, dir)
+	if err != nil || answers {
+		return err
 	}
+	return w.start(ctx, im, dir, noACL)
 }
 
 // probe reads one block of the bootstrap, which needs shim and reader and no
-// store, past every cache.
-func probe(dir string) error {
-	f, err := os.Open(filepath.Join(dir, "fuse", "image"))
-	if err != nil {
-		return err
+// store, until that succeeds; false when the shim has ended meanwhile.
+func (w *Worker) probe(ctx context.Context, dir string) (bool, error) {
+	defer timeline.Begin(ctx, timeline.Probe)()
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for {
+		st, err := attach.ReadState(dir)
+		if err == nil {
+			err = st.Probe(ctx)
+		}
+		switch {
+		case err == nil:
+			return true, nil
+		case !mounted(dir):
+			return false, nil
+		case ctx.Err() != nil:
+			return false, err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(poll):
+		}
 	}
-	defer f.Close()
-	_, err = f.ReadAt(make([]byte, 4096), 0)
-	return err
 }
 
 func deviceOf(path string) (uint64, error) {
@@ -134,60 +164,6 @@ func mounted(dir string) bool {
 	return err == nil && st.Phase == attach.PhaseMounted && st.Alive()
 }
 
-// start runs a shim in dir; the caller holds the image's lock.
-func (w *Worker) start(ctx context.Context, im *folder.Image, dir string, noACL bool) error {
-	// What is there is dead, or a shim whose starter died while it began.
-	if err := attach.End(ctx, dir); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Join(dir, "refs"), 0o700); err != nil {
-		return err
-	}
-	args := []string{w.ShimPath, "--socket", w.Dir.ReaderSocket(), "--export", im.ID.Hex(),
-		"--size", strconv.FormatInt(im.RAFS.DeviceSize(), 10), "--dir", dir, "--log", filepath.Join(dir, "shim.log"),
-		"--read-ahead", strconv.Itoa(w.ReadAheadKiB)}
-	if noACL {
-		args = append(args, "--no-acl")
-	}
-	if b := im.RAFS.Blob; b != nil {
-		args = append(args, "--data-offset", strconv.FormatInt(b.MappedOff, 10))
-	}
-	if err := runShim(ctx, args, filepath.Join(dir, "shim.log")); err != nil {
-		return errors.Join(err, attach.Sweep(context.WithoutCancel(ctx), dir))
-	}
-	return nil
-}
-
-// runShim starts a shim and returns when it says that the mount is ready.
-func runShim(ctx context.Context, args []string, logPath string) error {
-	out, in, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer out.Close()
-	cmd, err := proc.Start(args, logPath, in)
-	in.Close()
-	if err != nil {
-		return fmt.Errorf("start the shim: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() { out.Close() })
-	defer stop()
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if line == "ready\n" {
-		// The shim outlives this process; init reaps it, or this wait does.
-		go cmd.Wait() // ends with the shim or with this process
-		return nil
-	}
-	cmd.Process.Kill()
-	waitErr := cmd.Wait()
-	if ctx.Err() != nil {
-		return fmt.Errorf("the shim is not ready: %w; see %s", ctx.Err(), logPath)
-	}
-	return fmt.Errorf("the shim ended (%w): %s", errors.Join(err, waitErr), proc.LastLine(logPath))
-}
-
 const (
 	// cloneGrace is how long a mount may be in use by another mount namespace
 	// alone before that counts: a process that has just been given one holds
@@ -202,7 +178,7 @@ const (
 // stopIfUnused ends the shim when the mount has no user. With wait, it waits for
 // a use that is about to end; the caller holds the image's lock.
 func (w *Worker) stopIfUnused(ctx context.Context, dir string, wait bool) error {
-	for start := time.Now(); ; time.Sleep(4 * poll) {
+	for start := time.Now(); ; {
 		use, err := inUse(dir)
 		if err != nil {
 			return err
@@ -219,6 +195,9 @@ func (w *Worker) stopIfUnused(ctx context.Context, dir string, wait bool) error 
 			if err := w.sweepSandboxes(ctx); err != nil {
 				return err
 			}
+		}
+		if !sleep(ctx, 4*poll) {
+			return fmt.Errorf("wait for the users of %s: %w", dir, context.Cause(ctx))
 		}
 	}
 	if err := attach.End(ctx, dir); err != nil {
@@ -436,7 +415,7 @@ func (w *Worker) UnmountAt(ctx context.Context, target string) error {
 		return fmt.Errorf("umount: %w", err)
 	}
 	dir, live := w.mountOf(dev)
-	if dev == parent || !live && !ofDeadShim(dev) {
+	if dev == parent || !live && !attach.OwnsMount(abs) {
 		return fmt.Errorf("umount %s: %w", target, ErrNotMounted)
 	}
 	if !live {
@@ -473,11 +452,4 @@ func (w *Worker) mountOf(dev uint64) (dir string, ok bool) {
 		}
 	}
 	return "", false
-}
-
-// ofDeadShim reports whether the device is the loop device of a shim that has
-// ended: its backing file, the shim's image, is on a file system that is gone.
-func ofDeadShim(dev uint64) bool {
-	raw, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", unix.Major(dev), unix.Minor(dev)))
-	return err == nil && filepath.Base(strings.Trim(strings.TrimSpace(string(raw)), "()")) == "image"
 }

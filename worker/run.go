@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"sync/atomic"
@@ -11,10 +10,9 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"quarry/nbd/attach"
-	"quarry/store/chunk"
 	"quarry/worker/folder"
 	"quarry/worker/reader"
+	"quarry/worker/timeline"
 )
 
 // Command is what to run in an image; zero fields mean what the image's config
@@ -31,14 +29,18 @@ type Command struct {
 	Stderr     io.Writer
 	Signals    <-chan os.Signal // forwarded to the command
 	Started    func()           // called when the command runs, if not nil
+	ended      func()           // called when it has ended
 }
 
 // Ended says how a command ended.
 type Ended struct {
+	Started     bool          // it ran; else Status says nothing
 	Status      int           // its exit status, 128+n when signal n ended it
 	FirstOutput time.Duration // from Run's start; 0 when there was none
-	Duration    time.Duration
-	Stats       reader.Stats // what the run cost, see reader.Stats
+	Duration    time.Duration // from Run's start to the command's end; 0 when it did not run
+	Stats       reader.Stats  // what the run cost, see reader.Stats
+	Unknown     string        // why Stats are not those of the whole run, "" when they are
+	Restarts    int64         // how often the mount had to find another reader
 }
 
 var (
@@ -51,9 +53,9 @@ var (
 )
 
 // Run runs one command in a new sandbox of the image and waits for its end; the
-// end of ctx kills it, and its cause is the error. A non-zero exit is not an error; errors mean that the command did not run to
-// its end, or that what it read may have been wrong. Nothing of the sandbox is
-// left in either case.
+// end of ctx kills it, and its cause is the error. A non-zero exit is not an error;
+// errors mean that the command did not run to its end, or that what it read may
+// have been wrong. Nothing of the sandbox is left in either case.
 func (w *Worker) Run(ctx context.Context, im *folder.Image, c Command) (end Ended, err error) {
 	started := time.Now()
 	if err := runsHere(im); err != nil {
@@ -65,16 +67,29 @@ func (w *Worker) Run(ctx context.Context, im *folder.Image, c Command) (end Ende
 	}
 	cleanup := context.WithoutCancel(ctx)
 	defer func() { err = errors.Join(err, mt.Release(cleanup)) }()
-	watch, err := w.watchReads(ctx, im, mt)
+	from := started
+	if t := timeline.Of(ctx); t != nil {
+		from = t.Began() // the reader may have been at work before Run
+	}
+	watch, err := w.watchReads(ctx, im, mt, from)
 	if err != nil {
 		return end, orCause(ctx, err)
 	}
 	first := newFirstWrite(started)
+	tell := c.Started
+	c.ended = func() { end.Duration = time.Since(started) }
+	c.Started = func() {
+		end.Started = true
+		first.running = time.Now()
+		if tell != nil {
+			tell()
+		}
+	}
 	c.Stdout, c.Stderr = first.wrap(c.Stdout), first.wrap(c.Stderr)
 	end.Status, err = w.runIn(ctx, im, mt, c)
-	end.Duration, end.FirstOutput = time.Since(started), first.after()
-	var readErr error
-	end.Stats, readErr = watch.end(cleanup)
+	end.FirstOutput = first.after()
+	first.addTo(timeline.Of(ctx))
+	readErr := watch.end(cleanup, &end)
 	return end, errors.Join(err, readErr)
 }
 
@@ -88,18 +103,25 @@ func orCause(ctx context.Context, err error) error {
 
 // runIn makes the sandbox, runs the command and removes the sandbox.
 func (w *Worker) runIn(ctx context.Context, im *folder.Image, mt *Mount, c Command) (status int, err error) {
+	looked := timeline.Begin(ctx, timeline.Lookup)
 	spec, err := specOf(ctx, im, mt.Root(), c)
+	looked()
 	if err != nil {
 		return 0, err
 	}
+	made := timeline.Begin(ctx, timeline.Sandbox)
 	b, err := w.create(ctx)
 	if err != nil {
 		return 0, orCause(ctx, err)
 	}
-	defer func() { err = errors.Join(err, b.remove()) }()
+	defer func() {
+		defer timeline.Begin(ctx, timeline.Remove)()
+		err = errors.Join(err, b.remove())
+	}()
 	if err := writeSpec(b.dir, spec); err != nil {
 		return 0, err
 	}
+	made()
 	return b.run(ctx, c)
 }
 
@@ -123,48 +145,29 @@ func specOf(ctx context.Context, im *folder.Image, root string, c Command) (*spe
 	}
 }
 
-// readWatch compares what the reader and the shim of a mount were before a run
-// with what they are after it: reads that failed because one of them died are
-// counted nowhere, so the command's result must not pass as that of a clean run.
-type readWatch struct {
-	w      *Worker
-	id     chunk.Digest
-	before reader.Stats
-	shim   attach.State
-}
-
-func (w *Worker) watchReads(ctx context.Context, im *folder.Image, mt *Mount) (*readWatch, error) {
-	before, err := reader.ImageStats(ctx, w.Dir, im.ID)
-	if err != nil {
-		return nil, err
-	}
-	shim, err := attach.ReadState(mt.dir)
-	return &readWatch{w: w, id: im.ID, before: before, shim: shim}, err
-}
-
-func (r *readWatch) end(ctx context.Context) (reader.Stats, error) {
-	after, err := reader.ImageStats(ctx, r.w.Dir, r.id)
-	if err == nil && after.Opening != r.before.Opening {
-		err = errors.New("the reader was replaced")
-	}
-	if err == nil && !r.shim.Alive() {
-		err = fmt.Errorf("the shim %d has ended", r.shim.PID)
-	}
-	if err != nil {
-		return reader.Stats{}, fmt.Errorf("reads of the image may have failed during the run: %w", err)
-	}
-	return after.Since(r.before), nil
-}
-
 // firstWrite notes when the first byte was written to any of its writers.
 type firstWrite struct {
-	start time.Time
-	ns    atomic.Int64
+	start   time.Time
+	running time.Time // the command runs
+	ns      atomic.Int64
 }
 
 func newFirstWrite(start time.Time) *firstWrite { return &firstWrite{start: start} }
 
 func (f *firstWrite) after() time.Duration { return time.Duration(f.ns.Load()) }
+
+// addTo notes the wait for the first output, which may have come before runsc
+// said that the command runs.
+func (f *firstWrite) addTo(t *timeline.Timeline) {
+	if after := f.after(); after > 0 && !f.running.IsZero() {
+		at := f.start.Add(after)
+		from := f.running
+		if at.Before(from) {
+			from = at
+		}
+		t.Add(timeline.FirstOutput, from, at)
+	}
+}
 
 func (f *firstWrite) wrap(w io.Writer) io.Writer {
 	if w == nil {

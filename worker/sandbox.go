@@ -20,6 +20,7 @@ import (
 
 	"quarry/internal/proc"
 	"quarry/worker/folder"
+	"quarry/worker/timeline"
 )
 
 type sandbox struct {
@@ -168,11 +169,18 @@ func (b *sandbox) run(ctx context.Context, c Command) (int, error) {
 		return 0, err
 	}
 	defer streams.close()
-	if err := b.start(ctx, streams); err != nil {
+	started := timeline.Begin(ctx, timeline.Runsc)
+	err = b.start(ctx, streams)
+	started()
+	if err != nil {
 		return 0, orCause(ctx, err)
 	}
+	defer timeline.Begin(ctx, timeline.Command)()
 	if c.Started != nil {
 		c.Started()
+	}
+	if c.ended != nil {
+		defer c.ended()
 	}
 	copied := make(chan error, 1)
 	go func() { copied <- streams.copyOutput() }() // waited for below, but when nobody reads our output

@@ -2,7 +2,9 @@ package worker
 
 import (
 	"bufio"
+	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,11 +23,7 @@ import (
 
 func testWorker(t *testing.T) *Worker {
 	t.Helper()
-	base, err := os.MkdirTemp("", "w")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(base) })
+	base := need.ShortDir(t)
 	// The folder's own name must not be taken for a pattern.
 	d, err := folder.Open(filepath.Join(base, "w*[g]"))
 	if err != nil {
@@ -69,9 +67,14 @@ func TestSweepEndsWhatADeadOwnerStarted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	orphan := exec.Command("/bin/sh", "-c", "sleep 100; true", b.dir+"/bundle")
-	other := exec.Command("/bin/sh", "-c", "sleep 100; true", filepath.Dir(b.dir)+"/another/bundle")
+	orphan := exec.Command("/bin/sh", "-c", "read -r wait", b.dir+"/bundle")
+	other := exec.Command("/bin/sh", "-c", "read -r wait", filepath.Dir(b.dir)+"/another/bundle")
 	for _, cmd := range []*exec.Cmd{orphan, other} {
+		in, err := cmd.StdinPipe() // with its end the process ends, whatever the test does
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +91,7 @@ func TestSweepEndsWhatADeadOwnerStarted(t *testing.T) {
 	}
 	select {
 	case <-ended:
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		orphan.Process.Kill()
 		t.Error("a process of the sandbox lives on")
 	}
@@ -108,6 +111,56 @@ func TestASandboxWhoseOwnerDiesLateDoesNotKeepTheMount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	dir, gofer := startGofer(t, w, b)
+	time.AfterFunc(50*time.Millisecond, b.owner.Unlock) // as its owner's death does
+	if err := w.stopIfUnused(t.Context(), dir, true); err != nil {
+		t.Error(err)
+	}
+	gofer.leave()
+	if gofer.cmd.ProcessState.Exited() {
+		t.Errorf("the gofer was not killed: %v", gofer.cmd.ProcessState)
+	}
+	for _, d := range []string{dir, b.dir} {
+		if _, err := os.Stat(d); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", d, err)
+		}
+	}
+}
+
+// TestAWaitForUsersEndsWithItsContext: the caller does not want the mount gone so
+// badly.
+func TestAWaitForUsersEndsWithItsContext(t *testing.T) {
+	need.Root(t)
+	w := testWorker(t)
+	b, err := w.create(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.remove()
+	dir, _ := startGofer(t, w, b)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := w.stopIfUnused(ctx, dir, true); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the end of the context", err)
+	}
+}
+
+// gofer is a process that a sandbox's mount is in use by.
+type gofer struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+}
+
+// leave has the gofer end, if it has not, and waits for that.
+func (g gofer) leave() {
+	g.stdin.Close()
+	g.cmd.Wait()
+}
+
+// startGofer mounts something as an image, and starts a gofer of the sandbox that
+// has it mounted elsewhere, in its own mount namespace.
+func startGofer(t *testing.T, w *Worker, b *sandbox) (string, gofer) {
+	t.Helper()
 	dir := filepath.Join(w.Dir.Mounts(), "x")
 	root, guest := filepath.Join(dir, "root"), filepath.Join(b.dir, "guest")
 	for _, d := range []string{root, guest} {
@@ -118,33 +171,21 @@ func TestASandboxWhoseOwnerDiesLateDoesNotKeepTheMount(t *testing.T) {
 	if err := unix.Mount("image", root, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Unmount(root, unix.MNT_DETACH)
-	gofer := exec.Command("/bin/sh")
-	gofer.Args = []string{"runsc-gofer", "-c", `mount --bind "$0" "$1" && echo up && read wait`, root, guest}
-	gofer.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	stdin, err1 := gofer.StdinPipe()
-	stdout, err2 := gofer.StdoutPipe()
-	if err := errors.Join(err1, err2, gofer.Start()); err != nil {
+	t.Cleanup(func() { unix.Unmount(root, unix.MNT_DETACH) })
+	cmd := exec.Command("/bin/sh")
+	cmd.Args = []string{"runsc-gofer", "-c", `mount --bind "$0" "$1" && echo up && read wait`, root, guest}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	stdin, err1 := cmd.StdinPipe()
+	stdout, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
 		t.Fatal(err)
 	}
+	g := gofer{cmd, stdin}
+	t.Cleanup(g.leave)
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "up\n" {
 		t.Fatalf("the gofer says %q, error %v", line, err)
 	}
-	time.AfterFunc(50*time.Millisecond, b.owner.Unlock) // as its owner's death does
-	ended := make(chan error, 1)
-	go func() { ended <- gofer.Wait() }() // ends with the gofer, which ends with its stdin
-	if err := w.stopIfUnused(t.Context(), dir, true); err != nil {
-		t.Error(err)
-	}
-	stdin.Close()
-	if err := <-ended; err == nil || gofer.ProcessState.Exited() {
-		t.Errorf("the gofer was not killed: %v", err)
-	}
-	for _, d := range []string{dir, b.dir} {
-		if _, err := os.Stat(d); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is left: %v", d, err)
-		}
-	}
+	return dir, g
 }
 
 // A sweep may open the owner's file of a sandbox that its owner then removes.

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"quarry/internal/proc"
+	"quarry/worker/timeline"
 )
 
 // Sweep removes what killed processes left half-made: sandboxes whose owner has
@@ -16,6 +17,7 @@ import (
 // someone still uses is not touched, nor anything another process is working on
 // right now.
 func (w *Worker) Sweep(ctx context.Context) error {
+	defer timeline.Begin(ctx, timeline.Sweep)()
 	// Sandboxes first: they use mounts.
 	return errors.Join(w.sweepSandboxes(ctx), w.sweepMounts(ctx))
 }

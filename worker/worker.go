@@ -11,17 +11,22 @@ import (
 	"time"
 
 	"quarry/internal/proc"
+	"quarry/nbd/attach"
 	"quarry/worker/folder"
 	"quarry/worker/reader"
+	"quarry/worker/timeline"
 )
 
 // Worker mounts images and runs commands in them on this machine.
 type Worker struct {
 	Dir           folder.Dir
 	ReaderCommand []string     // how to start the reader
+	KeeperCommand []string     // how to start the keeper
 	ShimPath      string       // the quarry-shim program
 	Runsc         string       // the runsc program, for Run
 	ReadAheadKiB  int          // of attached devices; 0 is none
+	Attach        attach.Mode  // of new mounts; "" is attach.ModeAuto
+	NoTrace       bool         // the store is not told what is touched, see folder.NoTraceMark
 	Log           *slog.Logger // nil = discard
 }
 
@@ -36,10 +41,17 @@ func (w *Worker) log() *slog.Logger {
 // shim gives itself.
 const startTimeout = 90 * time.Second
 
-// ensureReader starts the reader when none answers.
-func (w *Worker) ensureReader(ctx context.Context) error {
+// EnsureReader starts the reader when none answers. It also starts a keeper when
+// none runs, and does not wait for it.
+func (w *Worker) EnsureReader(ctx context.Context) error {
+	defer timeline.Begin(ctx, timeline.Reader)()
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
+	if !proc.Locked(w.Dir.KeeperLock()) {
+		if _, err := w.startKeeper(); err != nil {
+			return err
+		}
+	}
 	probe := func(ctx context.Context) bool { return reader.Ping(ctx, w.Dir) }
 	if err := proc.Ensure(ctx, w.ReaderCommand, w.Dir.ReaderLog(), probe); err != nil {
 		return fmt.Errorf("the reader of %s: %w", w.Dir.Path(), err)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"quarry/nbd/attach"
 )
 
 // runscModule is the version of runsc that quarry is tested with.
@@ -50,11 +52,21 @@ func runDoctor(ctx context.Context, stdout io.Writer) error {
 		}
 		fmt.Fprintf(stdout, "ok       %-14s %s\n", p.what, found)
 	}
-	fmt.Fprintf(stdout, "         %-14s %s/%s, %d processors, attach through FUSE\n", "machine", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
+	fmt.Fprintf(stdout, "         %-14s %s\n", "kernel NBD", kernelNBD())
+	fmt.Fprintf(stdout, "         %-14s %s/%s, %d processors\n", "machine", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
 	if missing > 0 {
 		return fmt.Errorf("%d things are missing", missing)
 	}
 	return nil
+}
+
+// kernelNBD says what the probe found and what follows from it; without NBD
+// nothing is missing, because FUSE does as well.
+func kernelNBD() string {
+	if err := attach.ProbeNBD(); err != nil {
+		return fmt.Sprintf("not used: %v; images are attached through FUSE", err)
+	}
+	return "answers; images are attached through it, with --attach fuse through FUSE"
 }
 
 func lookRoot(context.Context) (string, error) {

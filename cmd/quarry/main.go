@@ -139,8 +139,8 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 damage found. run passes on its command'
 	})
 	root.AddCommand(
 		newServe(), newConvert(), newImages(), newExport(), newTreeDigest(), newVerify(),
-		newMount(), newUmount(), newRun(), newKeygen(), newCheck(), newIndex(),
-		newDoctor(), newVersion(), newReader(),
+		newMount(), newUmount(), newRun(), newPull(), newExplain(), newKeygen(), newCheck(), newIndex(),
+		newDoctor(), newVersion(), newReader(), newKeeper(),
 	)
 	return root
 }

@@ -29,11 +29,15 @@ func runMount(ctx context.Context, w workerFlags, name, dir string, stderr io.Wr
 	if err != nil {
 		return err
 	}
-	im, _, err := fetchImage(ctx, &w, wk, name)
-	if err != nil {
-		return err
+	im, err := startImage(ctx, &w, wk, name)
+	defer im.end()
+	if err == nil {
+		err = wk.MountAt(ctx, im.Image, dir)
 	}
-	return wk.MountAt(ctx, im, dir)
+	if err == nil {
+		im.await(ctx)
+	}
+	return err
 }
 
 func newUmount() *cobra.Command {

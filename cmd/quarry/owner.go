@@ -27,6 +27,7 @@ import (
 	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/packed"
+	"quarry/worker/folder"
 )
 
 // dataDir names the parts of a data folder.
@@ -198,10 +199,14 @@ func writeHolder(l *proc.Lock, background bool) error {
 	return l.Write(b)
 }
 
+// maxOwnFile bounds the small files of a data folder: 100 bytes or less of
+// the lock, and 65 of a key.
+const maxOwnFile = 4 << 10
+
 // readHolder returns who holds the lock; false when nobody living says so.
 func readHolder(d dataDir) (holder, bool) {
 	var h holder
-	raw, err := os.ReadFile(d.lock())
+	raw, err := folder.ReadBounded(d.lock(), maxOwnFile)
 	if err != nil || json.Unmarshal(raw, &h) != nil || h.PID == 0 {
 		return h, false
 	}
@@ -285,7 +290,7 @@ func loadSigningKey(d dataDir) (*signer.Key, error) {
 }
 
 func loadConverterKey(path string) ([]byte, error) {
-	raw, err := os.ReadFile(path)
+	raw, err := folder.ReadBounded(path, maxOwnFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		key := make([]byte, converterKeySize)
 		rand.Read(key)

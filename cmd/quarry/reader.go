@@ -18,52 +18,74 @@ import (
 // newReader is hidden: mounts start it by themselves.
 func newReader() *cobra.Command {
 	var dir string
+	var f readerFlags
 	c := &cobra.Command{
 		Use:    "reader --worker-dir DIR",
 		Short:  "serve the images of a worker folder over NBD",
 		Hidden: true,
 		Args:   exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			return runReader(c.Context(), dir, c.ErrOrStderr())
+			return runReader(c.Context(), dir, f, c.ErrOrStderr())
 		},
 	}
 	c.Flags().StringVar(&dir, "worker-dir", "", "worker folder")
+	f.flags(c)
 	return c
 }
 
-func runReader(ctx context.Context, dir string, stderr io.Writer) error {
+func runReader(ctx context.Context, dir string, f readerFlags, stderr io.Writer) error {
+	limit, err := f.cacheSize.bytes()
+	if err != nil {
+		return err
+	}
+	timeout, err := f.readTimeout.duration()
+	if err != nil {
+		return err
+	}
 	d, err := folder.Open(dir)
 	if err != nil {
 		return err
 	}
 	return reader.Run(ctx, reader.Config{
-		Dir: d, Open: openChunks, Log: slog.New(slog.NewJSONHandler(stderr, nil)),
+		Dir: d, Open: openChunks, DiskBytes: limit, ReadTimeout: timeout, Log: slog.New(slog.NewJSONHandler(stderr, nil)),
 	})
 }
 
-// chunkSource is a store client as the reader wants it.
+// chunkSource is the store clients of an image as the reader wants them.
 type chunkSource struct {
-	*client.Client
-	data dataDir // the store's data folder, "" for a store node
+	*client.Stores
+	local *client.Client // of the data folder, nil for store nodes
+	data  dataDir        // "" for store nodes
 }
 
 var _ reader.ChunkSource = chunkSource{}
 
 func openChunks(o folder.Origin) (reader.ChunkSource, error) {
 	t := target{data: o.Data, store: strings.Join(o.Stores, ",")}
-	c, err := t.dial()
+	clients, err := t.dialAll()
 	if err != nil {
 		return nil, err
 	}
-	return chunkSource{Client: c, data: dataDir(o.Data)}, nil
+	s := chunkSource{Stores: client.NewStores(client.StoresConfig{Clients: clients}), data: dataDir(o.Data)}
+	if o.Data != "" {
+		s.local = clients[0]
+	}
+	return s, nil
 }
 
 // Traffic implements reader.ChunkSource.
-func (s chunkSource) Traffic() (requests, wireBytes int64) { return traffic(s.Client) }
+func (s chunkSource) Traffic() reader.Traffic {
+	st := s.Stats()
+	t := trafficOf(st.Stats)
+	t.Hedges, t.HedgesWon, t.AskedAgain = int64(st.Hedges), int64(st.HedgesWon), int64(st.Again)
+	return t
+}
 
-func traffic(c *client.Client) (requests, wireBytes int64) {
-	st := c.Stats()
-	return int64(st.Requests), int64(st.BytesIn + st.BytesOut)
+// trafficOf is what a client's figures say of the network.
+func trafficOf(st client.Stats) reader.Traffic {
+	return reader.Traffic{
+		Requests: int64(st.Requests), WireBytes: int64(st.BytesIn + st.BytesOut), BucketBytes: int64(st.BucketBytes),
+	}
 }
 
 // KeepAlive implements reader.ChunkSource. Only a data folder's own socket
@@ -72,8 +94,17 @@ func (s chunkSource) KeepAlive(ctx context.Context, lease string, id chunk.Diges
 	if s.data == "" {
 		return nil
 	}
-	_, err := s.RenewLease(ctx, lease, id.String(), ttl)
+	_, err := s.local.RenewLease(ctx, lease, id.String(), ttl)
 	return err
+}
+
+// SendTrace implements reader.ChunkSource.
+func (s chunkSource) SendTrace(ctx context.Context, id chunk.Digest, record []byte) error {
+	// A record is no reason to start a server.
+	if s.data != "" && !answers(ctx, s.data) {
+		return nil
+	}
+	return s.Stores.SendTrace(ctx, id, record)
 }
 
 // EndLease implements reader.ChunkSource.
@@ -82,5 +113,5 @@ func (s chunkSource) EndLease(ctx context.Context, lease string) error {
 	if s.data == "" || !answers(ctx, s.data) {
 		return nil
 	}
-	return s.Client.EndLease(ctx, lease)
+	return s.local.EndLease(ctx, lease)
 }

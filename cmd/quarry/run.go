@@ -18,10 +18,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"quarry/store/chunk"
 	"quarry/worker"
 	"quarry/worker/folder"
 	"quarry/worker/reader"
+	"quarry/worker/timeline"
 )
 
 type runOptions struct {
@@ -75,7 +75,7 @@ included.`,
 	f.DurationVar(&o.timeout, "timeout", 0, "end the run after this time, such as 30s")
 	f.BoolVarP(&o.terminal, "tty", "t", false, "give the command a terminal")
 	f.StringVar(&o.network, "network", "none", "network of the sandbox: none")
-	f.StringVar(&o.stats, "stats", "", "write what the run cost to this file as JSON")
+	f.StringVar(&o.stats, "stats", "", "write what the run cost to this file as JSON, for quarry explain and others")
 	return c
 }
 
@@ -86,6 +86,8 @@ func runRun(ctx context.Context, o runOptions, stdin io.Reader, stdout, stderr i
 	if err := prepareCommand(&o, stdin, stdout, stderr); err != nil {
 		return err
 	}
+	times := timeline.New(time.Now())
+	ctx = timeline.With(ctx, times)
 	wk, err := o.worker.worker(ctx, stderr)
 	if err != nil {
 		return err
@@ -99,26 +101,36 @@ func runRun(ctx context.Context, o runOptions, stdin io.Reader, stdout, stderr i
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(signals)
-	started := time.Now()
 	runCtx, cancel := untilStarted(ctx, &o)
 	defer cancel()
-	im, fetched, err := fetchImage(runCtx, &o.worker, wk, o.image)
-	if err != nil {
-		if runCtx.Err() != nil {
-			return context.Cause(runCtx)
+	im, err := startImage(runCtx, &o.worker, wk, o.image)
+	defer im.end()
+	var end worker.Ended
+	if err == nil {
+		o.command.Signals = signals
+		before := time.Since(times.Began())
+		end, err = wk.Run(runCtx, im.Image, o.command)
+		im.end()
+		if end.FirstOutput > 0 {
+			end.FirstOutput += before
 		}
-		return err
+		if end.Started {
+			end.Duration += before
+		}
+		reportReadErrors(stderr, end.Stats, end.Restarts)
+	} else if runCtx.Err() != nil {
+		err = context.Cause(runCtx)
 	}
-	o.command.Signals = signals
-	before := time.Since(started)
-	end, err := wk.Run(runCtx, im, o.command)
-	if end.FirstOutput > 0 {
-		end.FirstOutput += before
+	if !end.Started {
+		end.Duration = time.Since(times.Began())
 	}
-	end.Duration += before
-	reportReadErrors(stderr, end.Stats)
+	rec := recordOf(o.image, im.Image, im.cost(), end, err)
+	rec.Began, rec.Steps = times.Began(), times.Steps()
+	if _, rerr := worker.SaveRecord(wk.Dir, rec); rerr != nil {
+		wk.Log.WarnContext(ctx, "no record of the run for quarry explain", "err", rerr)
+	}
 	if o.stats != "" {
-		err = errors.Join(err, writeStats(o.stats, runStats(o.image, im, fetched, end, err)))
+		err = errors.Join(err, writeStats(o.stats, rec))
 	}
 	if err != nil {
 		return err
@@ -208,67 +220,42 @@ func givenEnv(list []string) ([]string, error) {
 	return out, nil
 }
 
-// fetchImage resolves and verifies an image, and says what that cost.
-func fetchImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name string) (*folder.Image, reader.Stats, error) {
+// fetchImage resolves and verifies an image.
+func fetchImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name string) (*folder.Image, error) {
 	ref, platform, err := w.wanted(name)
 	if err != nil {
-		return nil, reader.Stats{}, err
+		return nil, err
 	}
 	images, c, err := w.target.images(ctx, wk)
 	if err != nil {
-		return nil, reader.Stats{}, err
+		return nil, err
 	}
 	defer c.Close()
-	im, err := images.Fetch(ctx, ref, platform)
-	requests, wire := traffic(c)
-	return im, reader.Stats{Requests: requests, WireBytes: wire}, err
+	return images.Fetch(ctx, ref, platform)
 }
 
-// statsVersion is the version of the --stats file.
-const statsVersion = 1
-
-// runFigures is the --stats file. Sizes are in bytes, times in milliseconds; wire
-// bytes and requests count everything between this worker and the store.
-type runFigures struct {
-	Version           int                `json:"version"`
-	Image             string             `json:"image"`
-	ImageID           chunk.Digest       `json:"image_id"`
-	ImageSizeBytes    int64              `json:"image_size_bytes"` // file content, each hard link once
-	BootstrapBytes    int64              `json:"bootstrap_bytes"`
-	WireBytes         int64              `json:"wire_bytes"`
-	Requests          int64              `json:"requests"`
-	ChunkPlainBytes   int64              `json:"chunk_plain_bytes"` // chunks fetched, decompressed
-	DeviceBytes       int64              `json:"device_bytes"`      // read from the attached device by the kernel
-	FirstOutputMillis float64            `json:"first_output_ms"`   // 0: the command wrote nothing
-	DurationMillis    float64            `json:"duration_ms"`
-	ExitStatus        int                `json:"exit_status"`
-	FailedReads       int64              `json:"failed_reads"` // answered with EIO
-	ReadErrors        []reader.ReadError `json:"read_errors"`  // the first 64
-	Error             string             `json:"error,omitempty"`
-}
-
-func runStats(name string, im *folder.Image, fetched reader.Stats, end worker.Ended, err error) runFigures {
-	s := runFigures{
-		Version: statsVersion, Image: name, ImageID: im.ID, ImageSizeBytes: im.RAFS.FileBytes(),
-		BootstrapBytes: im.Statement.BootstrapSize,
-		WireBytes:      fetched.WireBytes + end.Stats.WireBytes, Requests: fetched.Requests + end.Stats.Requests,
-		ChunkPlainBytes: end.Stats.ChunkBytes, DeviceBytes: end.Stats.DeviceBytes,
-		FirstOutputMillis: millis(end.FirstOutput), DurationMillis: millis(end.Duration),
-		ExitStatus: end.Status, FailedReads: end.Stats.FailedReads, ReadErrors: end.Stats.Errors,
+// recordOf is what a run cost: with its times, the --stats file, and what explain
+// shows. im is nil when the image was not had.
+func recordOf(name string, im *folder.Image, fetched reader.Stats, end worker.Ended, err error) worker.Record {
+	r := worker.Record{
+		Version: worker.RecordVersion, Image: name, Stats: end.Stats, Unknown: end.Unknown, ReaderRestarts: end.Restarts,
+		FirstOutputMillis: timeline.Millis(end.FirstOutput), DurationMillis: timeline.Millis(end.Duration),
+		Started: end.Started, ExitStatus: end.Status,
 	}
-	if s.ReadErrors == nil {
-		s.ReadErrors = []reader.ReadError{}
+	if im != nil {
+		r.ImageID, r.ImageSizeBytes, r.BootstrapBytes = im.ID, im.RAFS.FileBytes(), im.Statement.BootstrapSize
 	}
+	r.Requests += fetched.Requests
+	r.WireBytes += fetched.WireBytes
+	r.BucketBytes += fetched.BucketBytes
 	if err != nil {
-		s.Error = err.Error()
+		r.Error, r.ExitStatus = err.Error(), exitCode(runError{err})
 	}
-	return s
+	return r.WithLists()
 }
 
-func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-
-func writeStats(path string, s runFigures) error {
-	b, err := json.MarshalIndent(s, "", "  ")
+func writeStats(path string, r worker.Record) error {
+	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -277,13 +264,17 @@ func writeStats(path string, s runFigures) error {
 
 // reportReadErrors says which reads of the image failed while the command ran:
 // the command saw EIO and may have hidden it.
-func reportReadErrors(stderr io.Writer, st reader.Stats) {
+func reportReadErrors(stderr io.Writer, st reader.Stats, restarts int64) {
 	for _, e := range st.Errors {
 		// The path is the image's, the reason partly the store's: neither may write
 		// on this terminal.
-		fmt.Fprintf(stderr, "quarry: a read of %q failed with EIO: %q\n", e.Path, e.Err)
+		fmt.Fprintf(stderr, "quarry: a read of \"%s\" failed with EIO: \"%s\"\n", oneLine(e.Path), oneLine(e.Err))
 	}
 	if more := st.FailedReads - int64(len(st.Errors)); more > 0 {
-		fmt.Fprintf(stderr, "quarry: %d more reads of the image failed with EIO\n", more)
+		known := ""
+		if restarts > 0 {
+			known = "; what was known of them may have gone with a reader that ended"
+		}
+		fmt.Fprintf(stderr, "quarry: %d more reads of the image failed with EIO%s\n", more, known)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"quarry/signer"
 	"quarry/worker"
 	"quarry/worker/folder"
+	"quarry/worker/timeline"
 )
 
 // target says which store a command speaks to: a data folder on this machine,
@@ -81,30 +82,53 @@ func (t *target) stores() []string {
 	return strings.Split(t.store, ",")
 }
 
-// client connects to the store; a data folder without a server gets one, before
-// the first request, because that may be one that cannot be sent twice.
+// client connects to the preferred store.
 func (t *target) client(ctx context.Context) (*client.Client, error) {
-	if err := t.resolve(); err != nil {
+	if err := t.ready(ctx); err != nil {
 		return nil, err
-	}
-	if t.data != "" {
-		if err := ensureOwner(ctx, dataDir(t.data)); err != nil {
-			return nil, err
-		}
 	}
 	return t.dial()
 }
 
-// dial returns a client that connects at its first request.
-func (t *target) dial() (*client.Client, error) {
-	if t.data == "" {
-		return client.New(client.Config{URL: t.stores()[0]})
+// ready resolves the target. A data folder without a server gets one, before the
+// first request, because that may be one that cannot be sent twice.
+func (t *target) ready(ctx context.Context) error {
+	if err := t.resolve(); err != nil || t.data == "" {
+		return err
 	}
-	d := dataDir(t.data)
-	return client.New(client.Config{
-		Socket: d.socket(),
-		Dial:   func(ctx context.Context, _, _ string) (net.Conn, error) { return dialOwner(ctx, d) },
-	})
+	defer timeline.Begin(ctx, timeline.Store)()
+	return ensureOwner(ctx, dataDir(t.data))
+}
+
+// dial returns a client of the preferred store, which connects at its first
+// request.
+func (t *target) dial() (*client.Client, error) {
+	all, err := t.dialAll()
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
+// dialAll returns a client of each store, the preferred one first.
+func (t *target) dialAll() ([]*client.Client, error) {
+	if t.data != "" {
+		d := dataDir(t.data)
+		c, err := client.New(client.Config{
+			Socket: d.socket(),
+			Dial:   func(ctx context.Context, _, _ string) (net.Conn, error) { return dialOwner(ctx, d) },
+		})
+		return []*client.Client{c}, err
+	}
+	var all []*client.Client
+	for _, url := range t.stores() {
+		c, err := client.New(client.Config{URL: url})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
 }
 
 // trusted loads the public keys images must be signed with.
@@ -118,20 +142,23 @@ func (t *target) trusted() (signer.Trust, error) {
 	return signer.Trust{}, fmt.Errorf("%w: --store needs --trust FILE|DIR: the public key its images are signed with", errUsage)
 }
 
-// images returns the worker's way to verified images of this store.
-func (t *target) images(ctx context.Context, wk *worker.Worker) (*folder.Images, *client.Client, error) {
-	c, err := t.client(ctx)
-	if err != nil {
+// images returns the worker's way to verified images of these stores.
+func (t *target) images(ctx context.Context, wk *worker.Worker) (*folder.Images, *client.Stores, error) {
+	if err := t.ready(ctx); err != nil {
 		return nil, nil, err
 	}
 	trust, err := t.trusted()
 	if err != nil {
-		c.Close()
 		return nil, nil, err
 	}
+	clients, err := t.dialAll()
+	if err != nil {
+		return nil, nil, err
+	}
+	stores := client.NewStores(client.StoresConfig{Clients: clients})
 	return &folder.Images{
-		Dir: wk.Dir, Source: c, Origin: folder.Origin{Stores: t.stores(), Data: t.data}, Trust: trust, Log: wk.Log,
-	}, c, nil
+		Dir: wk.Dir, Source: stores, Origin: folder.Origin{Stores: t.stores(), Data: t.data}, Trust: trust, Log: wk.Log,
+	}, stores, nil
 }
 
 // ownerStart bounds the start of a data folder's server: after a crash it reads

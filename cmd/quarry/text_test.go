@@ -14,13 +14,18 @@ import (
 
 func TestControlCharactersAreEscaped(t *testing.T) {
 	for in, want := range map[string]string{
-		"plain, ünï and 漢字 \\":  "plain, ünï and 漢字 \\",
-		"a\nb\tc":               "a\nb\tc",
-		"\x1b[31mred\x1b]0;t\a": `\x1b[31mred\x1b]0;t\a`,
-		"\r\b\x00\x7f":          `\r\b\x00\x7f`,
-		"c1 \u009b31m \u0085":   `c1 \u009b31m \u0085`,
-		"bytes \xff\x9b":        `bytes \xff\x9b`,
-		"\ufffd":                "\ufffd",
+		"plain, ünï and 漢字 \\":      "plain, ünï and 漢字 \\",
+		"a\nb\tc":                   "a\nb\tc",
+		"\x1b[31mred\x1b]0;t\a":     `\x1b[31mred\x1b]0;t\a`,
+		"\r\b\x00\x7f":              `\r\b\x00\x7f`,
+		"c1 \u009b31m \u0085":       `c1 \u009b31m \u0085`,
+		"bytes \xff\x9b":            `bytes \xff\x9b`,
+		"\ufffd":                    "\ufffd",
+		"bidi \u202e\u2066\u200f":   `bidi \u202e\u2066\u200f`,
+		"none \u200b\ufeff\u00ad":   `none \u200b\ufeff\u00ad`,
+		"line \u2028\u2029":         `line \u2028\u2029`,
+		"tag \U000e0041 \U0010ffff": `tag \U000e0041 \U0010ffff`,
+		"e\u0301 \U0001f600":        "e\u0301 \U0001f600",
 	} {
 		if got := printable(in); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
@@ -29,13 +34,13 @@ func TestControlCharactersAreEscaped(t *testing.T) {
 	if got := oneLine("a\nb\tc"); got != `a\nb\tc` {
 		t.Errorf("one line: %q", got)
 	}
-	doc, err := json.Marshal(map[string]string{"k": "\u009b\x7f\x1b é"})
+	doc, err := json.Marshal(map[string]string{"k": "\u009b\x7f\x1b é \u202e \U000e0041"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	safe := printableJSON(doc)
 	var back map[string]string
-	if err := json.Unmarshal(safe, &back); err != nil || back["k"] != "\u009b\x7f\x1b é" || strings.ContainsFunc(string(safe), isControl) {
+	if err := json.Unmarshal(safe, &back); err != nil || back["k"] != "\u009b\x7f\x1b é \u202e \U000e0041" || strings.ContainsFunc(string(safe), isUnprintable) {
 		t.Errorf("%q: %v", safe, err)
 	}
 }
@@ -50,7 +55,7 @@ func TestNoCommandPrintsControlCharacters(t *testing.T) {
 	if n := strings.Count(errs.String(), "\n"); n < 3 {
 		t.Errorf("stderr has %d lines: %q", n, errs.String())
 	}
-	if s := strings.ReplaceAll(out.String()+errs.String(), "\n", ""); strings.ContainsFunc(s, isControl) || !strings.Contains(s, `\x1b`) {
+	if s := strings.ReplaceAll(out.String()+errs.String(), "\n", ""); strings.ContainsFunc(s, isUnprintable) || !strings.Contains(s, `\x1b`) {
 		t.Errorf("printed %q", s)
 	}
 }

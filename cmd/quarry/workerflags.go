@@ -23,17 +23,27 @@ type workerFlags struct {
 	dir       string
 	platform  string
 	readAhead int
+	reader    readerFlags
+	attach    string
+	noTrace   bool
 }
 
 func (w *workerFlags) flags(c *cobra.Command) {
 	w.target.flags(c)
 	w.dirFlag(c)
+	w.reader.flags(c)
 	c.Flags().StringVar(&w.platform, "platform", "", "OS/ARCH[/VARIANT] of the image; default is this machine's")
 }
 
 func (w *workerFlags) mountFlags(c *cobra.Command) {
 	w.flags(c)
-	c.Flags().IntVar(&w.readAhead, "read-ahead", attach.DefaultReadAhead, "read-ahead of the device in KiB; 0 is none")
+	c.Flags().IntVar(&w.readAhead, "read-ahead", attach.DefaultReadAhead, fmt.Sprintf("read-ahead of the device in KiB, 0 to %d; 0 is none", attach.MaxReadAhead))
+	c.Flags().BoolVar(&w.noTrace, "no-trace", false, "neither tell the store what is touched nor use what it knows of others, for what is graded")
+	def := os.Getenv("QUARRY_ATTACH")
+	if def == "" {
+		def = string(attach.ModeAuto)
+	}
+	c.Flags().StringVar(&w.attach, "attach", def, "how an image becomes a device when it is not mounted yet: "+attach.Modes+" (env QUARRY_ATTACH)")
 }
 
 func (w *workerFlags) dirFlag(c *cobra.Command) {
@@ -57,9 +67,21 @@ func (w *workerFlags) wanted(name string) (ref image.Ref, p image.Platform, err 
 
 // worker opens this machine's worker and sweeps what killed commands left in it.
 func (w *workerFlags) worker(ctx context.Context, stderr io.Writer) (*worker.Worker, error) {
+	if err := w.reader.check(); err != nil {
+		return nil, err
+	}
+	if w.readAhead < 0 || w.readAhead > attach.MaxReadAhead {
+		return nil, fmt.Errorf("%w: --read-ahead %d: want 0 to %d KiB", errUsage, w.readAhead, attach.MaxReadAhead)
+	}
 	d, err := folder.Open(w.dir)
 	if err != nil {
 		return nil, err
+	}
+	mode := attach.ModeAuto
+	if w.attach != "" { // else the command mounts nothing
+		if mode, err = attach.ParseMode(w.attach); err != nil {
+			return nil, fmt.Errorf("%w: %w", errUsage, err)
+		}
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -74,13 +96,18 @@ func (w *workerFlags) worker(ctx context.Context, stderr io.Writer) (*worker.Wor
 		runsc = "" // only run needs it, and says so
 	}
 	wk := &worker.Worker{
-		Dir: d, ReaderCommand: []string{self, "reader", "--worker-dir", d.Path()},
-		ShimPath: shim, Runsc: runsc, ReadAheadKiB: w.readAhead, Log: warnings(stderr),
+		Dir: d, ReaderCommand: background(self, "reader", d, w.reader), KeeperCommand: background(self, "keeper", d, w.reader),
+		ShimPath: shim, Runsc: runsc, ReadAheadKiB: w.readAhead, Attach: mode, NoTrace: w.noTrace, Log: warnings(stderr),
 	}
 	if err := wk.Sweep(ctx); err != nil {
 		wk.Log.WarnContext(ctx, "leftovers of a killed process stay", "err", err)
 	}
 	return wk, nil
+}
+
+// background is the command line of a background process of the folder.
+func background(self, name string, d folder.Dir, f readerFlags) []string {
+	return append([]string{self, name, "--worker-dir", d.Path()}, f.args()...)
 }
 
 // findShim looks beside this program, then on the PATH.

@@ -90,7 +90,7 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	im.Tree = nil // most of the memory; see firstUser
 	dev, err := blockdev.New(blockdev.Config{
 		Bootstrap: cfg.Bootstrap, Image: im, Chunks: cfg.Chunks,
-		Cache: blockdev.NewCache(-1), // every chunk is read once
+		Memory: blockdev.NewMemory(-1), GroupBytes: -1, // every chunk is read once
 	})
 	if err != nil {
 		return Result{}, err

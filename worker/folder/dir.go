@@ -23,7 +23,8 @@ const maxDirPath = 80
 //
 //	images/<id>/     statement, config, bootstrap: verified when read, every time;
 //	                 origin.json: the store it came from
-//	mounts/<id>/     shim.json, fuse/, root/ (the EROFS mount), refs/
+//	mounts/<id>/     shim.json, fuse/, root/ (the EROFS mount), refs/; notrace when
+//	                 a run that uses it leaves no trace
 //	mounts/<id>.lock held while the mount of that image changes
 //	mounts/<id>.noacl, mounts/<id>.noacl.lock
 //	                 the same for sandboxes of an image with POSIX ACLs
@@ -31,6 +32,8 @@ const maxDirPath = 80
 //	                 locked by the process that runs it
 //	reader.sock      the reader's NBD socket; reader.http its statistics
 //	serials.json     highest serial seen of each name
+//	cache/           chunks of all images, which the reader alone uses
+//	runs/            what the last runs cost, for quarry explain
 //	latest.json      which image each reference was the last time, a hint
 type Dir struct{ path string }
 
@@ -77,11 +80,23 @@ func (d Dir) ReaderLock() string { return filepath.Join(d.path, "reader.lock") }
 // ReaderLog is where the reader's log goes.
 func (d Dir) ReaderLog() string { return filepath.Join(d.path, "reader.log") }
 
+// KeeperLock is held by the keeper.
+func (d Dir) KeeperLock() string { return filepath.Join(d.path, "keeper.lock") }
+
+// KeeperLog is where the keeper's log goes.
+func (d Dir) KeeperLog() string { return filepath.Join(d.path, "keeper.log") }
+
 // Mounts has a folder for each mounted image.
 func (d Dir) Mounts() string { return filepath.Join(d.path, "mounts") }
 
 // Sandboxes has a folder for each sandbox.
 func (d Dir) Sandboxes() string { return filepath.Join(d.path, "sandboxes") }
+
+// Cache is the disk cache's folder.
+func (d Dir) Cache() string { return filepath.Join(d.path, "cache") }
+
+// Runs has the records of the last runs.
+func (d Dir) Runs() string { return filepath.Join(d.path, "runs") }
 
 // MountDir is the folder of an image's mount.
 func (d Dir) MountDir(id chunk.Digest) string { return filepath.Join(d.Mounts(), id.Hex()) }
@@ -90,6 +105,10 @@ func (d Dir) imageDir(id chunk.Digest) string { return filepath.Join(d.path, "im
 
 // NoACLDir is MountDir for a mount without POSIX ACLs.
 func (d Dir) NoACLDir(id chunk.Digest) string { return d.MountDir(id) + ".noacl" }
+
+// NoTraceMark is the file in a mount's folder that says that a run which must
+// leave no trace uses the mount. It goes with the folder.
+func NoTraceMark(mountDir string) string { return filepath.Join(mountDir, "notrace") }
 
 // MaxJSON bounds a JSON file of the folder: serials.json has some 200 bytes for
 // each name a worker has ever used.
@@ -104,6 +123,20 @@ func writeJSON(path string, v any) error {
 		return err
 	}
 	return durable.WriteFile(path, b, 0o600)
+}
+
+// writeWhole does not wait for the disk, which would be a part of every cold start
+// (docs/decisions/traces.md): what a power cut leaves is found out by verifying.
+func writeWhole(path string, data []byte) error {
+	return durable.ReplaceFile(path, data, 0o600)
+}
+
+func writeWholeJSON(path string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return writeWhole(path, b)
 }
 
 // ReadJSON reads a JSON file of the folder. Errors: fs.ErrNotExist.

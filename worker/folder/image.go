@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -12,12 +13,12 @@ import (
 	"slices"
 	"time"
 
-	"quarry/internal/durable"
 	"quarry/internal/proc"
 	"quarry/rafs"
 	"quarry/signer"
 	"quarry/store/chunk"
 	"quarry/store/image"
+	"quarry/worker/timeline"
 )
 
 // Source is where images come from: a store node, near or far. What it answers
@@ -27,9 +28,11 @@ type Source interface {
 	// image has the id have. It hands the envelopes of the name statement, nil for
 	// a ref by digest, and of the image statement to verify, reads nothing more
 	// when that fails, and returns its error. What it returns is of the image
-	// that the last call of verify proved.
-	Start(ctx context.Context, ref image.Ref, p image.Platform, have *chunk.Digest,
-		verify func(name, statement []byte) (*image.Verified, error)) (config, bootstrap []byte, err error)
+	// that the last call of verify proved. With prefetch, rest is what the source
+	// has to say of the chunks that are touched first, or nil: for the caller to
+	// close, ending with ctx, unverified, and a hint alone.
+	Start(ctx context.Context, ref image.Ref, p image.Platform, have *chunk.Digest, prefetch bool,
+		verify func(name, statement []byte) (*image.Verified, error)) (config, bootstrap []byte, rest io.ReadCloser, err error)
 }
 
 // Origin says where an image's chunks are fetched from, in a form that a reader
@@ -67,25 +70,45 @@ type Images struct {
 // Errors are those of image.Verify, the source's, and mismatches of digest or
 // size.
 func (s *Images) Fetch(ctx context.Context, ref image.Ref, p image.Platform) (*Image, error) {
+	im, _, err := s.fetch(ctx, ref, p, false)
+	return im, err
+}
+
+// FetchStart is Fetch, and returns the rest of the source's answer, see
+// Source.Start. It is there as soon as the image is kept, and may be nil.
+func (s *Images) FetchStart(ctx context.Context, ref image.Ref, p image.Platform) (*Image, io.ReadCloser, error) {
+	return s.fetch(ctx, ref, p, true)
+}
+
+func (s *Images) fetch(ctx context.Context, ref image.Ref, p image.Platform, prefetch bool) (im *Image, rest io.ReadCloser, err error) {
+	looked := timeline.Begin(ctx, timeline.Local)
 	local := s.latest(ctx, ref, p)
+	looked()
 	var have *chunk.Digest
 	if local != nil {
 		have = &local.ID
 	}
 	var v *image.Verified
-	config, boot, err := s.Source.Start(ctx, ref, p, have, func(nameEnv, stmtEnv []byte) (_ *image.Verified, err error) {
+	started := timeline.Begin(ctx, timeline.Start)
+	config, boot, rest, err := s.Source.Start(ctx, ref, p, have, prefetch, func(nameEnv, stmtEnv []byte) (_ *image.Verified, err error) {
 		v, err = s.verify(ctx, nameEnv, stmtEnv, ref, p)
 		return v, err
 	})
+	started()
 	switch {
 	case err != nil:
-		return nil, err
 	case config != nil || boot != nil:
-		return s.keep(ctx, ref, p, v, config, boot)
+		im, err = s.keep(ctx, ref, p, v, config, boot)
 	case local == nil || v == nil || v.ID != local.ID:
-		return nil, fmt.Errorf("image %s: the store left out the content of an image that is not here", ref)
+		err = fmt.Errorf("image %s: the store left out the content of an image that is not here", ref)
+	default:
+		im, err = local, s.writeOrigin(local.ID)
 	}
-	return local, s.writeOrigin(local.ID)
+	if err != nil && rest != nil {
+		rest.Close()
+		rest = nil
+	}
+	return im, rest, err
 }
 
 // verify checks the statements against the names seen before, and remembers a
@@ -127,6 +150,7 @@ func (s *Images) verify(ctx context.Context, nameEnv, stmtEnv []byte, ref image.
 
 // keep checks what the source sent and saves it.
 func (s *Images) keep(ctx context.Context, ref image.Ref, p image.Platform, v *image.Verified, config, boot []byte) (*Image, error) {
+	defer timeline.Begin(ctx, timeline.Save)()
 	payload, err := image.EncodeStatement(v.Statement)
 	if err != nil {
 		return nil, err
@@ -216,7 +240,7 @@ func (s *Images) remember(ctx context.Context, ref image.Ref, p image.Platform, 
 	}
 	list = slices.DeleteFunc(list, func(e latestImage) bool { return e.Ref == entry.Ref && e.Platform == entry.Platform })
 	list = append(list, entry)
-	return writeJSON(s.Dir.latestPath(), list[max(0, len(list)-maxLatest):])
+	return writeWholeJSON(s.Dir.latestPath(), list[max(0, len(list)-maxLatest):])
 }
 
 func (s *Images) writeOrigin(id chunk.Digest) error {
@@ -224,7 +248,7 @@ func (s *Images) writeOrigin(id chunk.Digest) error {
 	if err == nil && have.equal(s.Origin) {
 		return nil
 	}
-	return writeJSON(s.Dir.originPath(id), s.Origin)
+	return writeWholeJSON(s.Dir.originPath(id), s.Origin)
 }
 
 func (d Dir) originPath(id chunk.Digest) string { return filepath.Join(d.imageDir(id), "origin.json") }
@@ -268,7 +292,7 @@ func (d Dir) saveImage(id chunk.Digest, payload, config, boot []byte) error {
 		name string
 		data []byte
 	}{{"config", config}, {"bootstrap", boot}, {"statement", payload}} {
-		if err := durable.WriteFile(filepath.Join(dir, f.name), f.data, 0o600); err != nil {
+		if err := writeWhole(filepath.Join(dir, f.name), f.data); err != nil {
 			return err
 		}
 	}
@@ -292,16 +316,4 @@ func (d Dir) Load(id chunk.Digest) (*Image, error) {
 		return nil, err
 	}
 	return assemble(id, payload, config, boot)
-}
-
-// ReadBounded reads a file of at most limit bytes.
-func ReadBounded(path string, limit int64) ([]byte, error) {
-	st, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if st.Size() > limit {
-		return nil, fmt.Errorf("%s has %d bytes, at most %d are accepted", path, st.Size(), limit)
-	}
-	return os.ReadFile(path)
 }

@@ -3,6 +3,7 @@ package folder_test
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -70,16 +71,16 @@ func (p *published) seal(kind string, payload []byte, err error) ([]byte, error)
 	return signer.Envelope{PayloadType: kind, Payload: payload, Signatures: []signer.Signature{signer.Sign(p.key, kind, payload)}}.Encode()
 }
 
-func (p *published) Start(_ context.Context, ref image.Ref, _ image.Platform, have *chunk.Digest,
+func (p *published) Start(_ context.Context, ref image.Ref, _ image.Platform, have *chunk.Digest, _ bool,
 	verify func(name, statement []byte) (*image.Verified, error),
-) (config, bootstrap []byte, err error) {
+) (config, bootstrap []byte, rest io.ReadCloser, err error) {
 	name, statement, err := p.envelopes(ref)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	v, err := verify(name, statement)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if p.verified != nil {
 		p.verified()
@@ -88,10 +89,10 @@ func (p *published) Start(_ context.Context, ref image.Ref, _ image.Platform, ha
 	defer p.mu.Unlock()
 	p.starts++
 	if p.silent || have != nil && *have == v.ID {
-		return nil, nil, nil
+		return nil, nil, nil, nil
 	}
 	p.bootstraps++
-	return p.config, p.boot, nil
+	return p.config, p.boot, nil, nil
 }
 
 func (p *published) envelopes(ref image.Ref) (name, statement []byte, err error) {

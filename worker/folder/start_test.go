@@ -10,6 +10,7 @@ import (
 
 	"quarry/api/apitest"
 	"quarry/api/client"
+	"quarry/internal/need"
 	"quarry/signer"
 	"quarry/store/image"
 	"quarry/worker/folder"
@@ -45,12 +46,7 @@ func newNode(t *testing.T) *node {
 // for the sockets in it.
 func shortDir(t *testing.T) string {
 	t.Helper()
-	base, err := os.MkdirTemp("", "w")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(base) })
-	return filepath.Join(base, "w")
+	return filepath.Join(need.ShortDir(t), "w")
 }
 
 // fetch fetches ref and returns the requests and bytes received that it took.
@@ -107,11 +103,13 @@ func TestADamagedCopyOrListIsHealedInOneRequest(t *testing.T) {
 	}
 	list := filepath.Join(root, "latest.json")
 	for what, damage := range map[string]func() error{
-		"a short bootstrap": func() error { return os.Truncate(boots[0], 4096) },
-		"no bootstrap":      func() error { return os.Remove(boots[0]) },
-		"no list":           func() error { return os.Remove(list) },
-		"a list cut off":    func() error { return os.Truncate(list, 10) },
-		"a huge list":       func() error { return os.Truncate(list, 1<<30) },
+		"a short bootstrap":  func() error { return os.Truncate(boots[0], 4096) },
+		"no bootstrap":       func() error { return os.Remove(boots[0]) },
+		"an empty statement": func() error { return os.Truncate(filepath.Join(filepath.Dir(boots[0]), "statement"), 0) },
+		"an empty origin":    func() error { return os.Truncate(filepath.Join(filepath.Dir(boots[0]), "origin.json"), 0) },
+		"no list":            func() error { return os.Remove(list) },
+		"a list cut off":     func() error { return os.Truncate(list, 10) },
+		"a huge list":        func() error { return os.Truncate(list, 1<<30) },
 		"a list of another": func() error {
 			raw, err := os.ReadFile(list)
 			if err != nil {
@@ -127,6 +125,9 @@ func TestADamagedCopyOrListIsHealedInOneRequest(t *testing.T) {
 		}
 		if r, _ := n.fetch(t, img.Ref, img); r != 1 {
 			t.Errorf("%s: %d requests, want 1", what, r)
+		}
+		if o, err := n.images.Dir.Origin(n.ID(t, img)); err != nil || len(o.Stores) != 1 {
+			t.Errorf("after %s: origin %+v, %v", what, o, err)
 		}
 		if r, b := n.fetch(t, img.Ref, img); r != 1 || b > small {
 			t.Errorf("after %s: %d requests and %d bytes, want 1 and at most %d", what, r, b, small)

@@ -18,6 +18,12 @@ func (r *reader) controlHandler() http.Handler {
 	mux.HandleFunc("GET /images/{id}/stats", r.ofOpenImage(func(w http.ResponseWriter, _ *http.Request, im *openImage) {
 		answerJSON(w, im.stats())
 	}))
+	mux.HandleFunc("POST /images/{id}/start", r.serveStart)
+	mux.HandleFunc("DELETE /images/{id}/trace", r.serveNoTrace)
+	mux.HandleFunc("POST /images/{id}/pull", r.servePull)
+	mux.HandleFunc("DELETE /images/{id}/pin", r.serveUnpin)
+	mux.HandleFunc("GET /cache", func(w http.ResponseWriter, _ *http.Request) { answerJSON(w, r.disk.cached()) })
+	mux.Handle("GET /metrics", r.metrics.handler())
 	return mux
 }
 

@@ -7,9 +7,12 @@ import (
 	"maps"
 	"os"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"quarry/nbd"
 	"quarry/nbd/blockdev"
+	"quarry/rafs"
 	"quarry/store/chunk"
 
 	"golang.org/x/sync/errgroup"
@@ -23,11 +26,19 @@ type openImage struct {
 	ready  chan struct{} // closed when the fields below are set
 	err    error
 	*blockdev.Device
-	src ChunkSource
+	src       ChunkSource
+	chunks    []rafs.Chunk // of the image, by number
+	recording *recording
+	opened    time.Time
+	mounted   chan struct{} // closed by the first connection
+	connected sync.Once     // which closes it
+	failed    failures
 
-	mu     sync.Mutex // guards errors and failed
-	errors []ReadError
-	failed int64
+	pulledChunks, pulledBytes atomic.Int64
+	pulledBad, pullDiskFailed atomic.Int64 // see Stats.DiskBad and DiskFailed
+
+	leaseMu    sync.Mutex // held while the store is told of the lease; guards leaseEnded
+	leaseEnded bool
 }
 
 // export opens an image by id. The folder's copy is verified against the id, so
@@ -37,6 +48,16 @@ func (r *reader) export(ctx context.Context, name string) (nbd.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("export %q: the name must be an image id: %w", name, nbd.ErrUnknownExport)
 	}
+	used, err := r.openImage(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("export %q: %w", name, err)
+	}
+	used.connected.Do(func() { close(used.mounted) })
+	return used, nil
+}
+
+// openImage uses an image, which is opened when it is not; its user closes it.
+func (r *reader) openImage(ctx context.Context, id chunk.Digest) (*usedImage, error) {
 	im, first := r.use(id)
 	if first {
 		im.err = r.load(im, id)
@@ -50,13 +71,26 @@ func (r *reader) export(ctx context.Context, name string) (nbd.Device, error) {
 	}
 	if im.err != nil {
 		r.leave(id, im)
-		return nil, fmt.Errorf("export %q: %w", name, im.err)
+		return nil, im.err
 	}
 	select {
 	case r.opened <- struct{}{}:
 	default: // watch is about to look anyway
 	}
 	return &usedImage{openImage: im, r: r, id: id}, nil
+}
+
+// images returns the open images, by id, and how many connections there are.
+func (r *reader) images() (map[string]*openImage, int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	open := map[string]*openImage{}
+	for id, im := range r.open {
+		if im.loaded() {
+			open[id.Hex()] = im
+		}
+	}
+	return open, r.conns
 }
 
 // use counts a user of an image and reports whether it must load it.
@@ -66,7 +100,7 @@ func (r *reader) use(id chunk.Digest) (im *openImage, first bool) {
 	im, ok := r.open[id]
 	if !ok {
 		r.count++
-		im = &openImage{number: r.count, ready: make(chan struct{})}
+		im = &openImage{number: r.count, ready: make(chan struct{}), mounted: make(chan struct{}), opened: time.Now()}
 		r.open[id] = im
 	}
 	im.users++
@@ -75,14 +109,15 @@ func (r *reader) use(id chunk.Digest) (im *openImage, first bool) {
 
 // leave takes a user away; the image is closed with its last one.
 func (r *reader) leave(id chunk.Digest, im *openImage) {
-	r.mu.Lock()
-	im.users--
-	last := im.users == 0
-	if last {
-		delete(r.open, id)
-	}
-	r.mu.Unlock()
-	if last {
+	if r.metrics.leave(im, func() (last bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		im.users--
+		if im.users == 0 {
+			delete(r.open, id)
+		}
+		return im.users == 0
+	}) {
 		r.close(id, im)
 	}
 }
@@ -104,9 +139,14 @@ func (r *reader) load(im *openImage, id chunk.Digest) error {
 		return err
 	}
 	im.src = src
+	if b := local.RAFS.Blob; b != nil {
+		im.chunks = b.Chunks
+	}
+	im.recording = newRecording(local, func() { r.recordEnded(id, im) })
 	im.Device, err = blockdev.New(blockdev.Config{
-		Bootstrap: local.Bootstrap, Image: local.RAFS, Chunks: src, Cache: r.cache,
-		Log: r.cfg.Log.With("image_id", id), OnError: im.readFailed,
+		Bootstrap: local.Bootstrap, Image: local.RAFS, Chunks: src, Memory: r.memory, Disk: r.disk.device(),
+		Timeout: r.cfg.ReadTimeout, Log: r.cfg.Log.With("image_id", id), OnError: im.readFailed,
+		OnTouch: im.recording.touch,
 	})
 	return err
 }
@@ -119,12 +159,14 @@ func (r *reader) close(id chunk.Digest, im *openImage) {
 	if im.src == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), leaseCall)
-	defer cancel()
-	if err := im.src.EndLease(ctx, im.lease(id)); err != nil {
-		r.cfg.Log.WarnContext(ctx, "lease not ended", "image_id", id, "err", err)
+	record := im.recording.take()
+	r.endLease(id, im)
+	if record == nil || !r.background(func() { // ends with sendTimeout
+		r.send(id, im.src, record)
+		im.src.Close()
+	}) {
+		im.src.Close()
 	}
-	im.src.Close()
 }
 
 // usedImage is an open image as one connection has it; the server closes it when
@@ -141,43 +183,54 @@ func (u *usedImage) Close() error {
 	return nil
 }
 
+// renewLeases tells the stores of all images that are open now, and loaded: one
+// that is being loaded has another round when it is.
 func (r *reader) renewLeases(ctx context.Context) {
 	r.mu.Lock()
 	images := maps.Clone(r.open)
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, leaseCall)
-	defer cancel()
 	var g errgroup.Group
+	g.SetLimit(leasesAtOnce)
 	for id, im := range images {
-		g.Go(func() error {
-			select {
-			case <-im.ready:
-			case <-ctx.Done():
+		if im.loaded() {
+			g.Go(func() error {
+				r.renewLease(ctx, id, im)
 				return nil
-			}
-			if im.err != nil {
-				return nil
-			}
-			if err := im.src.KeepAlive(ctx, im.lease(id), id, leaseTTL); err != nil {
-				r.cfg.Log.WarnContext(ctx, "lease not renewed", "image_id", id, "err", err)
-			}
-			return nil
-		})
+			})
+		}
 	}
 	g.Wait()
+}
+
+func (r *reader) renewLease(ctx context.Context, id chunk.Digest, im *openImage) {
+	im.leaseMu.Lock()
+	defer im.leaseMu.Unlock()
+	if im.leaseEnded {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaseCall)
+	defer cancel()
+	if err := im.src.KeepAlive(ctx, im.lease(id), id, leaseTTL); err != nil {
+		r.cfg.Log.WarnContext(ctx, "lease not renewed", "image_id", id, "err", err)
+	}
+}
+
+// endLease ends a lease after any renewal, which would begin it again.
+func (r *reader) endLease(id chunk.Digest, im *openImage) {
+	im.leaseMu.Lock()
+	defer im.leaseMu.Unlock()
+	im.leaseEnded = true
+	ctx, cancel := context.WithTimeout(context.Background(), leaseCall)
+	defer cancel()
+	if err := im.src.EndLease(ctx, im.lease(id)); err != nil {
+		r.cfg.Log.WarnContext(ctx, "lease not ended", "image_id", id, "err", err)
+	}
 }
 
 // lease names this opening of the image: one that ends must not end the lease of
 // the next.
 func (im *openImage) lease(id chunk.Digest) string {
 	return fmt.Sprintf("reader-%d-%d-%s", os.Getpid(), im.number, id.Hex()[:16])
-}
-
-// ReadError is one read of an image that was answered with EIO.
-type ReadError struct {
-	Path  string       `json:"path"` // a file that uses the chunk
-	Chunk chunk.Digest `json:"chunk"`
-	Err   string       `json:"error"`
 }
 
 // loaded reports whether the image is there to be asked.
@@ -188,49 +241,4 @@ func (im *openImage) loaded() bool {
 	default:
 		return false
 	}
-}
-
-func (im *openImage) readFailed(e *blockdev.ReadError) {
-	im.mu.Lock()
-	defer im.mu.Unlock()
-	im.failed++
-	if len(im.errors) < maxReadErrors {
-		im.errors = append(im.errors, ReadError{Path: e.Path, Chunk: e.Chunk, Err: e.Err.Error()})
-	}
-}
-
-// Stats counts what one image cost since the reader opened it. All sizes
-// are in bytes.
-type Stats struct {
-	Opening     string      `json:"opening"` // names the reader and its opening of the image
-	Requests    int64       `json:"requests"`
-	WireBytes   int64       `json:"wire_bytes"`
-	ChunkBytes  int64       `json:"chunk_plain_bytes"`
-	DeviceBytes int64       `json:"device_bytes"`
-	FailedReads int64       `json:"failed_reads"`
-	Errors      []ReadError `json:"errors,omitempty"` // the first 64
-}
-
-func (im *openImage) stats() Stats {
-	requests, wire := im.src.Traffic()
-	d := im.Device.Stats()
-	im.mu.Lock()
-	defer im.mu.Unlock()
-	return Stats{
-		Opening:  fmt.Sprintf("%d-%d", os.Getpid(), im.number),
-		Requests: requests, WireBytes: wire, ChunkBytes: d.ChunkBytes, DeviceBytes: d.ReadBytes,
-		FailedReads: im.failed, Errors: append([]ReadError(nil), im.errors...),
-	}
-}
-
-// Since subtracts an earlier reading. With several sandboxes of one image at
-// once the traffic of all of them is in it: they share the mount.
-func (a Stats) Since(b Stats) Stats {
-	a.Requests -= b.Requests
-	a.WireBytes -= b.WireBytes
-	a.ChunkBytes -= b.ChunkBytes
-	a.DeviceBytes -= b.DeviceBytes
-	a.FailedReads -= b.FailedReads
-	a.Errors = a.Errors[min(len(a.Errors), len(b.Errors)):]
-	return a
 }

@@ -26,13 +26,25 @@ import (
 // ChunkSource is one image's way to its chunks, with its own counters.
 type ChunkSource interface {
 	store.BatchGetter
-	// Traffic counts all requests and all bytes on the wire, both ways.
-	Traffic() (requests, wireBytes int64)
+	// Traffic counts what this image has cost the network and its stores.
+	Traffic() Traffic
 	// KeepAlive tells the store that the image is mounted, for about ttl.
 	KeepAlive(ctx context.Context, lease string, id chunk.Digest, ttl time.Duration) error
 	// EndLease takes that back.
 	EndLease(ctx context.Context, lease string) error
+	// SendTrace sends the encoded record of a run.
+	SendTrace(ctx context.Context, id chunk.Digest, record []byte) error
 	Close()
+}
+
+// Traffic is what was exchanged with stores.
+type Traffic struct {
+	Requests    int64
+	WireBytes   int64 // both ways, headers and all
+	BucketBytes int64 // read by store nodes from their buckets for it, as they say
+	Hedges      int64 // second requests for chunks that did not come
+	HedgesWon   int64 // those that brought a chunk first
+	AskedAgain  int64 // chunks asked for once more, by those and after failures
 }
 
 // Config describes a reader.
@@ -42,29 +54,45 @@ type Config struct {
 	Open func(folder.Origin) (ChunkSource, error)
 	// Idle is how long the reader stays without a connection; zero is 10 s.
 	Idle time.Duration
-	// CacheBytes bounds verified chunks held in memory; zero is 128 MiB.
-	CacheBytes int64
-	Log        *slog.Logger
+	// MemoryBytes bounds verified chunks held in memory; zero is
+	// blockdev.DefaultMemoryBytes.
+	MemoryBytes int64
+	// DiskBytes bounds the chunks kept on disk, in the worker folder; zero is a
+	// tenth of the disk, and 20 GiB at most; less than zero is no such cache.
+	DiskBytes int64
+	// ReadTimeout is how long a read waits for a good copy of a chunk; zero is
+	// blockdev.DefaultTimeout.
+	ReadTimeout time.Duration
+	Log         *slog.Logger
 }
 
 const (
 	defaultReaderIdle = 10 * time.Second
 	// leaseTTL outlives a store node's restart; a lease is renewed at a third.
 	leaseTTL = 30 * time.Second
-	// leaseCall bounds a round of renewals, and the end of one lease.
+	// leaseCall bounds one renewal, and the end of one lease.
 	leaseCall = 5 * time.Second
-	// maxReadErrors bounds the failed reads kept for ImageStats.
-	maxReadErrors = 64
+	// leasesAtOnce are renewed at the same time: with 128 images a round takes 10 s,
+	// a third of leaseTTL, when no store answers.
+	leasesAtOnce = 64
 )
 
 // reader serves every image of a worker folder over NBD.
 type reader struct {
-	cfg   Config
-	cache *blockdev.Cache // of all images
+	cfg     Config
+	memory  *blockdev.Memory // of all images
+	disk    disk             // of all images
+	metrics *metrics
+	pulls   chan struct{} // those under way
+
+	starts chan struct{} // streams being taken
+	unsent sync.Once     // for the log line of a record that was not sent
 
 	opened chan struct{} // tells watch of a new image, whose lease is due
+	ended  chan struct{} // closed when the reader ends
 
-	mu     sync.Mutex // guards the fields below
+	mu     sync.Mutex     // guards the fields below
+	tasks  sync.WaitGroup // in the background; none is added once ended is closed
 	open   map[chunk.Digest]*openImage
 	count  int // images opened so far
 	conns  int
@@ -72,7 +100,7 @@ type reader struct {
 }
 
 // Run serves until ctx ends or nobody needs it. Only one reader runs per
-// folder: a second one returns nil at once.
+// folder: a second one returns nil soon.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Idle == 0 {
 		cfg.Idle = defaultReaderIdle
@@ -80,7 +108,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	l, err := proc.TryLock(cfg.Dir.ReaderLock())
+	l, err := proc.TakeFree(ctx, cfg.Dir.ReaderLock())
 	if errors.Is(err, proc.ErrLocked) {
 		return nil
 	}
@@ -99,17 +127,22 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer control.Close()
 	r := &reader{
-		cfg: cfg, cache: blockdev.NewCache(cfg.CacheBytes), opened: make(chan struct{}, 1),
+		cfg: cfg, memory: blockdev.NewMemory(cfg.MemoryBytes), disk: openDisk(ctx, cfg), pulls: make(chan struct{}, maxPulls), opened: make(chan struct{}, 1),
+		starts: make(chan struct{}, maxStarts), ended: make(chan struct{}),
 		open: map[chunk.Digest]*openImage{}, active: time.Now(),
 	}
-	return r.serve(ctx, blocks, control)
+	r.metrics = newMetrics(r)
+	return errors.Join(r.serve(ctx, blocks, control), r.disk.close())
 }
 
 func (r *reader) serve(ctx context.Context, blocks, control net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	g, ctx := errgroup.WithContext(ctx)
-	web := &http.Server{Handler: r.controlHandler(), ReadHeaderTimeout: 5 * time.Second}
+	web := &http.Server{
+		Handler: r.untilEnd(r.controlHandler()), ReadHeaderTimeout: 5 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+	}
 	server := &nbd.Server{Exports: r.export, Log: r.cfg.Log}
 	g.Go(func() error { return server.Serve(ctx, countingListener{blocks, r.connState}) })
 	g.Go(func() error {
@@ -123,11 +156,46 @@ func (r *reader) serve(ctx context.Context, blocks, control net.Listener) error 
 		r.watch(ctx)
 		return web.Close()
 	})
-	return g.Wait()
+	err := g.Wait()
+	r.mu.Lock()
+	close(r.ended)
+	r.mu.Unlock()
+	r.tasks.Wait()
+	return err
 }
 
-// watch keeps the leases of open images and returns when the reader is idle.
+// background runs a task that ends soon after the reader, which waits for it, or
+// reports false when the reader has ended.
+func (r *reader) background(task func()) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	select {
+	case <-r.ended:
+		return false
+	default:
+	}
+	r.tasks.Go(task)
+	return true
+}
+
+// untilEnd serves with h until the reader has ended, which waits for what h serves
+// then: it uses what is closed after.
+func (r *reader) untilEnd(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		served := make(chan struct{})
+		defer close(served)
+		if !r.background(func() { <-served }) { // ends with the request, whose context ends with the reader
+			http.Error(w, "the reader ends", http.StatusServiceUnavailable)
+			return
+		}
+		h.ServeHTTP(w, q)
+	})
+}
+
+// watch keeps the leases of open images and returns when the reader is idle. A
+// round of renewals goes on beside it, and may take its time.
 func (r *reader) watch(ctx context.Context) {
+	round := make(chan struct{}, 1) // held by the one under way
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	renewed := time.Now()
@@ -142,9 +210,17 @@ func (r *reader) watch(ctx context.Context) {
 				return
 			}
 		}
-		if time.Since(renewed) > leaseTTL/3 {
+		if time.Since(renewed) <= leaseTTL/3 {
+			continue
+		}
+		select {
+		case round <- struct{}{}:
 			renewed = time.Now()
-			r.renewLeases(ctx)
+			r.background(func() { // ends with ctx
+				r.renewLeases(ctx)
+				<-round
+			})
+		default: // the next tick sees whether it has ended
 		}
 	}
 }
