@@ -17,17 +17,19 @@ export QUARRY_BENCH_CACHE := $(CACHE)/bench
 RUNSC := $(shell sed -n 's/^const runscModule = "\(.*\)"/\1/p' cmd/quarry/doctor.go)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps \
-	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap
+	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap fio python3-libnbd
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 SOURCES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cache/*') go.mod go.sum
 
-.PHONY: demo test unit bench lint fuzz long e2e vm interop bench-all corpus corpus-report golden build setup images clean
+.PHONY: demo test unit bench faults lint fuzz long e2e vm interop bench-all corpus corpus-report record golden build setup images pair clean
 
-demo: setup build images
+demo: setup build pair
 	go run ./e2e/demo
 
+# The programs' own tests come after the packages': both want the whole machine.
 test: setup build images lint
-	go test -race -timeout 20m ./...
+	go test -race -timeout 20m $$(go list ./... | grep -v /e2e)
+	go test -race -timeout 20m -p 1 ./e2e/...
 
 # Unit and package tests alone, quick, without the built programs.
 unit:
@@ -51,7 +53,11 @@ interop: setup build images $(BIN)/staticcheck
 # The figures that gate, of the Debian pair or, where make corpus has made them, of
 # two images of each family; bench-all takes every image.
 bench: setup build images
-	go run ./e2e/bench
+	go run ./e2e/bench $(BENCH)
+
+# What happens when something dies or lies: a table, part of test.
+faults: setup build images
+	go test -count=1 -v -run FaultMatrix ./e2e
 
 bench-all: setup build images corpus
 	go run ./e2e/bench -all
@@ -63,13 +69,18 @@ corpus: setup
 corpus-report: build corpus
 	go run ./e2e/corpus report --dir $(QUARRY_CORPUS) --json $(CACHE)/corpus-report.json
 
+# Records anew which pages cold commands read, for the tests that replay them; the
+# figures in nbd/blockdev/replay_test.go are of the old ones then.
+record: setup build images
+	go run ./e2e/record -out nbd/blockdev/testdata
+
 lint: $(BIN)/staticcheck
 	@bad=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); if [ -n "$$bad" ]; then echo "not gofmt-ed: $$bad"; exit 1; fi
 	go vet ./...
 	$(BIN)/staticcheck ./...
 
 # What reads bytes from outside, 30 s each.
-FUZZ := converter:FuzzLayerStack converter/layer:FuzzRead converter/oci:FuzzOpen internal/inflate:FuzzReader rafs:FuzzDecode rafs:FuzzPatched
+FUZZ := converter:FuzzLayerStack converter/layer:FuzzRead converter/oci:FuzzOpen internal/inflate:FuzzReader rafs:FuzzDecode rafs:FuzzPatched store/cache:FuzzIndex store/trace:FuzzDecode store/trace:FuzzStream nbd/attach:FuzzNetlink
 
 fuzz:
 	@.ci/fuzz 30s $(FUZZ)
@@ -114,9 +125,12 @@ $(BIN)/staticcheck:
 	@mkdir -p $(BIN)
 	cd / && GOBIN=$(BIN) go install $(STATICCHECK)
 
-# Two independent builds of one real image: debian, and debian-again with
-# another tar order and one more package.
-images: $(QUARRY_IMAGES)/debian/index.json $(QUARRY_IMAGES)/debian-again/index.json
+# Two independent builds of each of two real images: debian, and debian-again with
+# another tar order and one more package; cold, with what a task needs, and
+# cold-again likewise.
+images: pair $(QUARRY_IMAGES)/cold/index.json $(QUARRY_IMAGES)/cold-again/index.json
+
+pair: $(QUARRY_IMAGES)/debian/index.json $(QUARRY_IMAGES)/debian-again/index.json
 
 $(QUARRY_IMAGES)/debian/index.json: e2e/demo/debian-image.sh
 	@mkdir -p $(QUARRY_IMAGES)
@@ -124,6 +138,14 @@ $(QUARRY_IMAGES)/debian/index.json: e2e/demo/debian-image.sh
 
 $(QUARRY_IMAGES)/debian-again/index.json: e2e/demo/debian-image.sh $(QUARRY_IMAGES)/debian/index.json
 	sh e2e/demo/debian-image.sh $(QUARRY_IMAGES)/debian-again inode jq
+
+COLD_PACKAGES := python3-numpy git python3-pytest python3-hypothesis
+
+$(QUARRY_IMAGES)/cold/index.json: e2e/demo/debian-image.sh e2e/demo/cold-prepare.sh $(QUARRY_IMAGES)/debian-again/index.json
+	PREPARE=e2e/demo/cold-prepare.sh sh e2e/demo/debian-image.sh $(QUARRY_IMAGES)/cold name $(COLD_PACKAGES)
+
+$(QUARRY_IMAGES)/cold-again/index.json: e2e/demo/debian-image.sh e2e/demo/cold-prepare.sh $(QUARRY_IMAGES)/cold/index.json
+	PREPARE=e2e/demo/cold-prepare.sh sh e2e/demo/debian-image.sh $(QUARRY_IMAGES)/cold-again inode $(COLD_PACKAGES) jq
 
 clean:
 	rm -rf $(BIN) $(CACHE)

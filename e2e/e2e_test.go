@@ -21,10 +21,14 @@ import (
 
 	"quarry/internal/need"
 	"quarry/internal/proc"
+	"quarry/internal/storm"
 	"quarry/store/chunk"
 )
 
-func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+func TestMain(m *testing.M) {
+	storm.Main()
+	os.Exit(runTests(m))
+}
 
 func runTests(m *testing.M) int {
 	bin := os.Getenv("QUARRY_BIN")
@@ -49,7 +53,7 @@ func runTests(m *testing.M) int {
 
 func TestStories(t *testing.T) {
 	need.Root(t)
-	for _, tool := range []string{"runsc", "umoci", "skopeo", "busybox", "tar", "pgrep", "nbdinfo", "nbdcopy", "qemu-img", "script"} {
+	for _, tool := range []string{"runsc", "umoci", "skopeo", "busybox", "tar", "pgrep", "nbdinfo", "nbdcopy", "nbdsh", "fio", "qemu-img", "script"} {
 		need.Tool(t, tool)
 	}
 	images := os.Getenv("QUARRY_IMAGES")
@@ -76,6 +80,7 @@ func TestStories(t *testing.T) {
 			"nothing":   nothingLeft,
 
 			"status":       status,
+			"metrics":      metrics,
 			"registry":     startRegistry,
 			"serve":        serve,
 			"slowserve":    slowServe,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"archive/tar"
 	"context"
 	"fmt"
 	"os"
@@ -39,7 +40,7 @@ func measureEntries(ctx context.Context, b *bench) error {
 }
 
 func (b *bench) entries(ctx context.Context, n int) error {
-	im, err := generated(b.cache, n)
+	im, err := generated(b.cache, fmt.Sprintf("entries-%d", n), func(t *tar.Writer) error { return writeEntries(t, n) })
 	if err != nil {
 		return err
 	}

@@ -15,24 +15,24 @@ import (
 	"time"
 )
 
-// generated returns an image of one layer with n entries, made in dir when it is
-// not there: directories of 50 files of a line each, no two alike.
-func generated(dir string, n int) (layout, error) {
-	path := filepath.Join(dir, fmt.Sprintf("entries-%d", n))
+// generated returns an image of one layer that fill writes, made in dir when it
+// is not there.
+func generated(dir, name string, fill func(*tar.Writer) error) (layout, error) {
+	path := filepath.Join(dir, name)
 	if _, err := os.Stat(filepath.Join(path, "index.json")); err != nil {
-		if err := errors.Join(os.RemoveAll(path), generate(path, n)); err != nil {
+		if err := errors.Join(os.RemoveAll(path), generate(path, fill)); err != nil {
 			return layout{}, fmt.Errorf("generate %s: %w", path, err)
 		}
 	}
 	return readLayout(path)
 }
 
-func generate(path string, n int) error {
+func generate(path string, fill func(*tar.Writer) error) error {
 	g := generator{blobs: filepath.Join(path, "blobs", "sha256")}
 	if err := os.MkdirAll(g.blobs, 0o755); err != nil {
 		return err
 	}
-	layer, diffID := g.layer(n)
+	layer, diffID := g.layer(fill)
 	config := g.json("application/vnd.oci.image.config.v1+json", map[string]any{
 		"architecture": "amd64", "os": "linux",
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{diffID}},
@@ -76,8 +76,8 @@ func (g *generator) json(mediaType string, v any) descriptor {
 	return descriptor{mediaType, "sha256:" + sum, int64(len(p))}
 }
 
-// layer writes the layer of n entries and returns its diffID too.
-func (g *generator) layer(n int) (descriptor, string) {
+// layer writes the layer and returns its diffID too.
+func (g *generator) layer(fill func(*tar.Writer) error) (descriptor, string) {
 	tmp := filepath.Join(g.blobs, "layer")
 	f, err := os.Create(tmp)
 	if err != nil {
@@ -85,7 +85,7 @@ func (g *generator) layer(n int) (descriptor, string) {
 		return descriptor{}, ""
 	}
 	blob, plain := sha256.New(), sha256.New()
-	err = errors.Join(writeLayer(io.MultiWriter(f, blob), plain, n), f.Close())
+	err = errors.Join(writeLayer(io.MultiWriter(f, blob), plain, fill), f.Close())
 	sum := fmt.Sprintf("%x", blob.Sum(nil))
 	info, statErr := os.Stat(tmp)
 	if g.err = errors.Join(g.err, err, statErr, os.Rename(tmp, filepath.Join(g.blobs, sum))); g.err != nil {
@@ -94,14 +94,19 @@ func (g *generator) layer(n int) (descriptor, string) {
 	return descriptor{"application/vnd.oci.image.layer.v1.tar+gzip", "sha256:" + sum, info.Size()}, fmt.Sprintf("sha256:%x", plain.Sum(nil))
 }
 
-// writeLayer writes a directory for every 50 files of it.
-func writeLayer(w io.Writer, plain hash.Hash, n int) error {
+func writeLayer(w io.Writer, plain hash.Hash, fill func(*tar.Writer) error) error {
 	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err != nil {
 		return err
 	}
 	out := bufio.NewWriterSize(io.MultiWriter(z, plain), 256<<10)
 	t := tar.NewWriter(out)
+	return errors.Join(fill(t), t.Close(), out.Flush(), z.Close())
+}
+
+// writeEntries writes n entries: directories of 50 files of a line each, no two
+// alike.
+func writeEntries(t *tar.Writer, n int) error {
 	mtime := time.Unix(1_700_000_000, 0)
 	for i := range n {
 		dir := fmt.Sprintf("srv/node_modules/package-%d/", i/51)
@@ -119,5 +124,5 @@ func writeLayer(w io.Writer, plain hash.Hash, n int) error {
 			}
 		}
 	}
-	return errors.Join(t.Close(), out.Flush(), z.Close())
+	return nil
 }

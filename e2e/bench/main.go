@@ -17,9 +17,11 @@ import (
 	"syscall"
 
 	"quarry/e2e/lab"
+	"quarry/internal/storm"
 )
 
 func main() {
+	storm.Main()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx); err != nil {
@@ -36,25 +38,32 @@ type bench struct {
 	cache  string // folder of generated images and of the filled index, kept between runs
 	images []layout
 	spent  map[string]conversion // by image, for what is compared with a conversion
+	cold   *cold                 // made by the first part that needs it
 }
 
 // part is one group of figures.
 type part struct {
 	name    string
 	measure func(context.Context, *bench) error
+	live    bool // times of short commands, which a busy machine makes long
 }
 
 var parts = []part{
-	{"convert", measureConvert},
-	{"entries", measureEntries},
-	{"index", measureIndex},
-	{"sharing", measureSharing},
-	{"cold", measureCold},
+	{"convert", measureConvert, false},
+	{"entries", measureEntries, false},
+	{"index", measureIndex, false},
+	{"sharing", measureSharing, false},
+	{"cold", measureWirePages, false},
+	{"full", measureFullRead, true},
+	{"start", measureStart, true},
+	{"hits", measureHits, true},
+	{"replay", measureReplay, false},
 }
 
 func run(ctx context.Context) (err error) {
 	all := flag.Bool("all", false, "measure every image of the corpus, also as new content, in more rounds")
-	only := flag.String("only", "", "comma-separated parts to measure: convert, entries, index, sharing, cold")
+	only := flag.String("only", "", "comma-separated parts to measure: convert, entries, index, sharing, cold, full, start, hits, replay")
+	printLive := flag.Bool("print-live", false, "print the figures of the parts full, start and hits without judging them")
 	flag.Parse()
 	b := &bench{all: *all, cache: os.Getenv("QUARRY_BENCH_CACHE"), spent: map[string]conversion{}}
 	if b.cache == "" {
@@ -71,6 +80,7 @@ func run(ctx context.Context) (err error) {
 		if *only != "" && !slices.Contains(strings.Split(*only, ","), p.name) {
 			continue
 		}
+		b.lenient = *printLive && p.live
 		if err := p.measure(ctx, b); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
@@ -79,7 +89,10 @@ func run(ctx context.Context) (err error) {
 }
 
 // report collects figures and the claims that do not hold.
-type report struct{ failed []error }
+type report struct {
+	failed  []error
+	lenient bool // a claim that does not hold is only printed
+}
 
 // figure prints a figure that has no limit.
 func (r *report) figure(name, value string) { fmt.Printf("     %-66s %s\n", name, value) }
@@ -96,7 +109,10 @@ func (r *report) atLeast(name string, got, limit float64, unit string) {
 
 func (r *report) judge(name string, ok bool, value string) {
 	word := "ok"
-	if !ok {
+	switch {
+	case !ok && r.lenient:
+		word = "over"
+	case !ok:
 		word = "FAIL"
 		r.failed = append(r.failed, fmt.Errorf("%s: %s", name, value))
 	}

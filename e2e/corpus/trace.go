@@ -120,7 +120,7 @@ func resident(dir string) (measure.Touched, error) {
 			return nil
 		}
 		seen[st.Ino] = true
-		ranges, err := residentPages(path, st.Size)
+		ranges, err := residentPages(path)
 		if len(ranges) > 0 {
 			touched[strings.TrimPrefix(path, dir)] = ranges
 		}
@@ -129,24 +129,14 @@ func resident(dir string) (measure.Touched, error) {
 	return touched, err
 }
 
-func residentPages(path string, size int64) (ranges []measure.Range, err error) {
-	f, err := os.Open(path)
+func residentPages(path string) (ranges []measure.Range, err error) {
+	pages, err := lab.Resident(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	m, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map %s: %w", path, err)
-	}
-	defer func() { err = errors.Join(err, unix.Munmap(m)) }()
 	page := int64(os.Getpagesize())
-	vec := make([]byte, (size+page-1)/page)
-	if err := mincore(m, vec); err != nil {
-		return nil, fmt.Errorf("mincore %s: %w", path, err)
-	}
-	for i, v := range vec {
-		if v&1 == 0 {
+	for i, there := range pages {
+		if !there {
 			continue
 		}
 		off := int64(i) * page

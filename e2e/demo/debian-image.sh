@@ -6,7 +6,8 @@
 #
 # SORT is the tar member order: "name" or "inode". Two runs are independent
 # builds: nothing but the downloaded .deb files is shared (folder
-# $QUARRY_DEBS when set). Needs root, debootstrap, umoci, tar, gzip.
+# $QUARRY_DEBS when set). $PREPARE, when set, is a script that runs in the new
+# root before it becomes the layer. Needs root, debootstrap, umoci, tar, gzip.
 set -eu
 
 layout=$1 sort=$2
@@ -26,6 +27,10 @@ if ! debootstrap --variant=minbase --include="$packages" $cache bookworm "$work/
 	tail -n 20 "$work/log" >&2
 	echo "debian-image: debootstrap failed; it needs root and a Debian mirror" >&2
 	exit 1
+fi
+if [ -n "${PREPARE:-}" ]; then
+	# As stdin, so that the image does not hold it.
+	chroot "$work/root" /bin/sh -eu <"$PREPARE" >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; exit 1; }
 fi
 # Package archives and lists are not part of a task image.
 rm -rf "$work/root/var/cache/apt/archives" "$work/root/var/lib/apt/lists"

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -46,17 +47,10 @@ func (l *Lab) Path(elem ...string) string {
 // Close ends the background processes that work in the lab, which would end by
 // themselves in ten seconds, and removes it.
 func (l *Lab) Close() error {
-	procs, err := os.ReadDir("/proc")
-	if err != nil {
+	if err := l.EndBelow(l.Dir); err != nil {
 		return err
 	}
-	for _, p := range procs {
-		args, err := os.ReadFile(filepath.Join("/proc", p.Name(), "cmdline"))
-		pid, numErr := strconv.Atoi(p.Name())
-		if err == nil && numErr == nil && pid != os.Getpid() && bytes.Contains(args, []byte(l.Dir+"/")) {
-			syscall.Kill(pid, syscall.SIGTERM)
-		}
-	}
+	var err error
 	for range 100 {
 		if err = os.RemoveAll(l.Dir); err == nil {
 			return nil
@@ -64,6 +58,43 @@ func (l *Lab) Close() error {
 		time.Sleep(50 * time.Millisecond)
 	}
 	return err
+}
+
+// EndBelow ends every process that has the folder in its arguments, or a file
+// below it, and waits until none is left.
+func (l *Lab) EndBelow(dir string) error {
+	for range 400 { // 20 s
+		pids, err := below(dir)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		for _, pid := range pids {
+			syscall.Kill(pid, syscall.SIGTERM)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return fmt.Errorf("the processes that work in %s do not end", dir)
+}
+
+// below lists the processes that name a folder. A zombie names nothing.
+func below(dir string) ([]int, error) {
+	procs, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, p := range procs {
+		args, err := os.ReadFile(filepath.Join("/proc", p.Name(), "cmdline"))
+		pid, numErr := strconv.Atoi(p.Name())
+		if err != nil || numErr != nil || pid == os.Getpid() {
+			continue
+		}
+		args = append(args, 0)
+		if bytes.Contains(args, []byte(dir+"/")) || bytes.Contains(args, []byte(dir+"\x00")) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
 }
 
 // Command prepares a call of quarry.
@@ -178,13 +209,54 @@ func (s *Server) Stop() error {
 	return s.cmd.Wait()
 }
 
+// Addr is the server's host and port.
+func (s *Server) Addr() string { return strings.TrimPrefix(s.URL, "http://") }
+
+// Alive reports whether neither Stop nor Kill has ended the server.
+func (s *Server) Alive() bool { return s.cmd.ProcessState == nil }
+
+// Kill ends the server at once, as a crash does.
+func (s *Server) Kill() error {
+	if err := s.cmd.Process.Kill(); err != nil {
+		return err
+	}
+	s.cmd.Wait()
+	return nil
+}
+
+// Find lists the processes that have all of the words among their arguments.
+func Find(words ...string) ([]int, error) {
+	procs, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, p := range procs {
+		raw, err := os.ReadFile(filepath.Join("/proc", p.Name(), "cmdline"))
+		pid, numErr := strconv.Atoi(p.Name())
+		if err != nil || numErr != nil || pid == os.Getpid() {
+			continue
+		}
+		args := strings.Split(string(raw), "\x00")
+		if !slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(args, w) }) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
 // DebianImages returns the OCI layouts of the two builds of the Debian image.
-func DebianImages() (first, second string, err error) {
+func DebianImages() (first, second string, err error) { return layouts("debian") }
+
+// ColdImages returns those of the image for cold starts.
+func ColdImages() (first, second string, err error) { return layouts("cold") }
+
+func layouts(name string) (first, second string, err error) {
 	dir := os.Getenv("QUARRY_IMAGES")
-	first, second = filepath.Join(dir, "debian"), filepath.Join(dir, "debian-again")
+	first, second = filepath.Join(dir, name), filepath.Join(dir, name+"-again")
 	for _, layout := range []string{first, second} {
 		if _, err := os.Stat(filepath.Join(layout, "index.json")); err != nil {
-			return "", "", fmt.Errorf("no Debian image (QUARRY_IMAGES=%q): run make images: %w", dir, err)
+			return "", "", fmt.Errorf("no %s image (QUARRY_IMAGES=%q): run make images: %w", name, dir, err)
 		}
 	}
 	return first, second, nil

@@ -51,8 +51,8 @@ func runTests(m *testing.M) int {
 }
 
 // oddEntries is a tree with one of everything that a file system has and 300
-// plain files, and busybox to run.
-func oddEntries(t *testing.T) []testimage.Entry {
+// plain files, and busybox to run. Content differs with the seed.
+func oddEntries(t *testing.T, seed byte) []testimage.Entry {
 	busybox, err := os.ReadFile(need.Tool(t, "busybox"))
 	if err != nil {
 		t.Fatal(err)
@@ -89,13 +89,13 @@ func oddEntries(t *testing.T) []testimage.Entry {
 	// Sizes at the borders of blocks and chunks, of bytes that do not repeat.
 	for i, size := range []int{1, 4095, 4096, 4097, s - 1, s, s + 1, 2*s - 4096, 2 * s, 3*s + 5} {
 		p := make([]byte, size)
-		rand.NewChaCha8([32]byte{byte(i)}).Read(p)
+		rand.NewChaCha8([32]byte{byte(i), seed}).Read(p)
 		entries = append(entries, testimage.File(fmt.Sprintf("size-%d", size), string(p)))
 	}
 	entries = append(entries, testimage.Dir("many"))
 	for i := range 300 {
 		name := fmt.Sprintf("many/%03d-%s", i, strings.Repeat("x", i%200))
-		entries = append(entries, testimage.File(name, strings.Repeat(fmt.Sprint(i), i*7)).WithMtime(time.Unix(int64(i), int64(i))))
+		entries = append(entries, testimage.File(name, strings.Repeat(fmt.Sprint(i+int(seed)), i*7)).WithMtime(time.Unix(int64(i), int64(i))))
 	}
 	return entries
 }
@@ -127,21 +127,23 @@ func writeDisk(t *testing.T, url, keys, ref, dir, name string) diskImage {
 	d, err := blockdev.New(blockdev.Config{Bootstrap: boot, Image: im, Chunks: c})
 	check(t, err)
 	defer d.Close()
-	check(t, copyDevice(t.Context(), d.BootstrapDevice(), filepath.Join(dir, name+".boot")))
-	check(t, copyDevice(t.Context(), d.DataDevice(), filepath.Join(dir, name+".data")))
-	check(t, copyDevice(t.Context(), d, filepath.Join(dir, name+".flat")))
+	// Kernels before Linux 6.4 take bootstrap and data as two devices.
+	check(t, copyDevice(t.Context(), d, 0, int64(len(boot)), filepath.Join(dir, name+".boot")))
+	check(t, copyDevice(t.Context(), d, im.Blob.MappedOff, d.Size(), filepath.Join(dir, name+".data")))
+	check(t, copyDevice(t.Context(), d, 0, d.Size(), filepath.Join(dir, name+".flat")))
 	return diskImage{name, v.Statement.Tree}
 }
 
-func copyDevice(ctx context.Context, d nbd.Device, to string) error {
+// copyDevice writes the bytes [off, end) of a device to a file.
+func copyDevice(ctx context.Context, d nbd.Device, off, end int64, to string) error {
 	f, err := os.Create(to)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	p := make([]byte, 4<<20)
-	for off := int64(0); off < d.Size(); off += int64(len(p)) {
-		p = p[:min(int64(len(p)), d.Size()-off)]
+	for ; off < end; off += int64(len(p)) {
+		p = p[:min(int64(len(p)), end-off)]
 		if err := d.ReadAt(ctx, p, off); err != nil {
 			return err
 		}
@@ -183,7 +185,7 @@ func newRig(t *testing.T) rig {
 	}
 	copyFile(t, runsc, filepath.Join(r.share, "bin", "runsc"))
 
-	odd := testimage.Build(t, testimage.Layer{Entries: oddEntries(t)})
+	odd := testimage.Build(t, testimage.Layer{Entries: oddEntries(t, 0)})
 	part := testimage.Build(t, testimage.Layer{Tar: partOf(t, debian), Codec: "none"})
 	for _, im := range []struct{ name, source string }{
 		{"odd", odd.Source("")}, {"part", part.Source("")}, {"debian", "oci:" + debian},

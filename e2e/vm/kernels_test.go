@@ -47,7 +47,7 @@ func TestKernelsSeeTheSameTree(t *testing.T) {
 
 // guestLimit is for a machine whose two cores others use too: boot and script
 // take a quarter of it on an idle one.
-const guestLimit = 8 * time.Minute
+const guestLimit = 12 * time.Minute
 
 func (r rig) guest(t *testing.T, k *vm.Kernel, forms []string) {
 	var checks []string
