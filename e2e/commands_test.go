@@ -221,9 +221,21 @@ func killReader(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: killreader DIR")
 	}
+	killCommand(ts, "reader", ts.MkAbs(args[0]))
+}
+
+// killKeeper kills the keeper of a worker folder with -9: killkeeper DIR.
+func killKeeper(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: killkeeper DIR")
+	}
+	killCommand(ts, "keeper", ts.MkAbs(args[0]))
+}
+
+func killCommand(ts *testscript.TestScript, command, dir string) {
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	ts.Check(err)
-	want := "reader\x00--worker-dir\x00" + ts.MkAbs(args[0]) + "\x00"
+	want := command + "\x00--worker-dir\x00" + dir + "\x00"
 	for _, path := range procs {
 		raw, err := os.ReadFile(path)
 		if err != nil || !strings.Contains(string(raw), want) {
@@ -235,7 +247,7 @@ func killReader(ts *testscript.TestScript, neg bool, args []string) {
 		waitEnd(ts, pid)
 		return
 	}
-	ts.Fatalf("no reader of %s runs", args[0])
+	ts.Fatalf("no %s of %s runs", command, dir)
 }
 
 // waitExit waits until the process whose number a file holds has ended.

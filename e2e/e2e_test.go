@@ -87,6 +87,7 @@ func TestStories(t *testing.T) {
 			"servenosign":  serveNoSign,
 			"stall":        stall,
 			"stopowner":    stopOwner,
+			"killkeeper":   killKeeper,
 			"killreader":   killReader,
 			"waitexit":     waitExit,
 			"breaklayer":   breakLayer,

@@ -50,6 +50,8 @@ const (
 	sweepPatience = 2 * time.Second
 	// sweepAgain is when a sweep that failed is tried again.
 	sweepAgain = 10 * time.Second
+	// superviseEvery is how soon a running command sees that there is no keeper.
+	superviseEvery = time.Second
 )
 
 // Keep supervises the folder's reader and shims until there is neither, or ctx
@@ -364,4 +366,23 @@ func (w *Worker) awaitKeeper(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// supervised makes sure, while a command runs in a sandbox, that a keeper runs:
+// who waits for the command starts no other that would. The returned function
+// ends that.
+func (w *Worker) supervised(ctx context.Context) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var g sync.WaitGroup
+	g.Go(func() {
+		for sleep(ctx, superviseEvery) {
+			if err := w.awaitKeeper(ctx); err != nil && ctx.Err() == nil {
+				w.log().WarnContext(ctx, "no keeper runs; reads wait if the reader dies", "err", err)
+			}
+		}
+	})
+	return func() {
+		cancel()
+		g.Wait()
+	}
 }

@@ -86,7 +86,9 @@ func (w *Worker) Run(ctx context.Context, im *folder.Image, c Command) (end Ende
 		}
 	}
 	c.Stdout, c.Stderr = first.wrap(c.Stdout), first.wrap(c.Stderr)
+	unsupervise := w.supervised(cleanup)
 	end.Status, err = w.runIn(ctx, im, mt, c)
+	unsupervise()
 	end.FirstOutput = first.after()
 	first.addTo(timeline.Of(ctx))
 	readErr := watch.end(cleanup, &end)

@@ -60,7 +60,9 @@ func (r *reader) export(ctx context.Context, name string) (nbd.Device, error) {
 func (r *reader) openImage(ctx context.Context, id chunk.Digest) (*usedImage, error) {
 	im, first := r.use(id)
 	if first {
-		im.err = r.load(im, id)
+		if im.err = r.load(im, id); im.err != nil {
+			r.notOpened(ctx, id, im.err)
+		}
 		close(im.ready)
 	}
 	select {
@@ -78,6 +80,18 @@ func (r *reader) openImage(ctx context.Context, id chunk.Digest) (*usedImage, er
 	default: // watch is about to look anyway
 	}
 	return &usedImage{openImage: im, r: r, id: id}, nil
+}
+
+// notOpened says why an image is not served, at most once in ten seconds: the shim
+// of a mounted one asks again and again.
+func (r *reader) notOpened(ctx context.Context, id chunk.Digest, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.said) > 10*time.Second {
+		r.said = time.Now()
+		r.cfg.Log.ErrorContext(ctx, "image cannot be served, reads of it wait", "image_id", id, "err", err,
+			"fix", "quarry mount or run the image again, which fetches it anew")
+	}
 }
 
 // images returns the open images, by id, and how many connections there are.

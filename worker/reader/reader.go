@@ -97,6 +97,7 @@ type reader struct {
 	count  int // images opened so far
 	conns  int
 	active time.Time // last moment with a connection or a control request
+	said   time.Time // when an image that could not be opened was last logged
 }
 
 // Run serves until ctx ends or nobody needs it. Only one reader runs per
