@@ -199,6 +199,20 @@ func (m *machine) kill(name string, sig syscall.Signal) (pid int) {
 	return pid
 }
 
+// killAll kills every process of a kind and returns the first one's number. There
+// may be a second for a moment, which finds the first and ends.
+func (m *machine) killAll(name string) (first int) {
+	m.t.Helper()
+	m.waitFor("the end of each "+name, func() bool {
+		pid := m.kill(name, syscall.SIGKILL)
+		if first == 0 {
+			first = pid
+		}
+		return pid == 0
+	})
+	return first
+}
+
 func (m *machine) waitFor(what string, cond func() bool) {
 	m.t.Helper()
 	for end := time.Now().Add(time.Minute); !cond(); time.Sleep(5 * time.Millisecond) {
@@ -286,10 +300,8 @@ func TestKeeperKilled(t *testing.T) {
 	want := m.publish("t/x")
 	at := m.mount("t/x")
 	readers := m.readers(4, want, at)
-	first := m.kill("keeper", syscall.SIGKILL)
-	m.waitFor("the keeper's end", func() bool { return m.process("keeper") == 0 })
-	lost := m.kill("reader", syscall.SIGKILL) // reads wait from now on
-	m.waitFor("the reader's end", func() bool { return m.process("reader") == 0 })
+	first := m.killAll("keeper")
+	lost := m.killAll("reader") // reads wait from now on
 	m.mount("t/x")
 	m.waitFor("a keeper and a reader", func() bool { return m.process("keeper") > 0 && m.process("reader") > 0 })
 	if first == 0 || lost == 0 {
@@ -307,9 +319,8 @@ func TestReadsWaitWithoutAKeeper(t *testing.T) {
 	m := newMachine(t)
 	want := m.publish("t/x")
 	at := m.mount("t/x")
-	m.kill("keeper", syscall.SIGKILL)
-	m.kill("reader", syscall.SIGKILL)
-	m.waitFor("their end", func() bool { return m.process("keeper") == 0 && m.process("reader") == 0 })
+	m.killAll("keeper")
+	m.killAll("reader")
 	got := make(chan error, 1)
 	go func() { // ends with the read
 		raw, err := os.ReadFile(filepath.Join(at, "f7"))
