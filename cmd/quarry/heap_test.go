@@ -10,7 +10,7 @@ func TestTheHeapGrowsLessTheLargerItIs(t *testing.T) {
 		live uint64
 		want int
 	}{
-		{0, 100}, {4 << 20, 100}, {heapRoom, 100}, {2 * heapRoom, 50}, {4 * heapRoom, 25}, {10 * heapRoom, leastPercent}, {20 * heapRoom, leastPercent},
+		{0, 100}, {4 << 20, 100}, {heapRoom, 100}, {2 * heapRoom, 50}, {4 * heapRoom, 25}, {10 * heapRoom, 10}, {20 * heapRoom, leastPercent},
 		{1 << 30, leastPercent}, {math.MaxUint64, leastPercent},
 	} {
 		if got := gcPercent(tt.live); got != tt.want {
