@@ -38,10 +38,18 @@ func faults() []fault {
 	}
 }
 
-// killOf kills the worker's background process of a kind.
+// killOf kills the worker's background process of a kind. There may be a second
+// for a moment, which finds the first and ends.
 func killOf(kind string) func(*cell) error {
 	return func(c *cell) error {
 		pids, err := lab.Find(kind, "--worker-dir", c.worker)
+		for range 200 { // 10 s
+			if err != nil || len(pids) == 1 {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+			pids, err = lab.Find(kind, "--worker-dir", c.worker)
+		}
 		if err != nil {
 			return err
 		}
