@@ -86,6 +86,7 @@ func newClient(conn net.Conn, o offer) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	sock.patience = int(payloadTimeout.Milliseconds())
 	c := &Client{
 		offer: o,
 		sock:  sock,

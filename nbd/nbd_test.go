@@ -381,3 +381,26 @@ func lyingServer(t *testing.T, reply string) string {
 	}()
 	return l.Addr().String()
 }
+
+func TestConnectionsAreCounted(t *testing.T) {
+	counts := make(chan int, 4)
+	sock := serve(t, &memory{data: pattern(4096)}, func(s *nbd.Server) { s.Connected = func(delta int) { counts <- delta } })
+	first, second := dial(t, sock), dial(t, sock)
+	for _, c := range []*nbd.Client{first, second} {
+		if err := readAt(t.Context(), c, make([]byte, 4096), 0); err != nil {
+			t.Fatal(err)
+		}
+		if n := <-counts; n != 1 {
+			t.Fatalf("counted %d for a connection that is used", n)
+		}
+	}
+	select {
+	case n := <-counts:
+		t.Fatalf("counted %d while both connections stand", n)
+	default:
+	}
+	first.Close()
+	if n := <-counts; n != -1 {
+		t.Fatalf("counted %d for one that is closed", n)
+	}
+}

@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -47,14 +48,18 @@ type Server struct {
 	InFlight int64
 	// Conns bounds the connections; more are closed at once. 0 means DefaultConns.
 	Conns int
+	// Connected is told 1 for each connection and -1 when it has ended; nil if
+	// nobody counts.
+	Connected func(delta int)
 	// Log says why connections ended. nil discards.
 	Log *slog.Logger
 
 	buffers bufferPool
 }
 
-// Serve accepts connections until ctx ends, then closes l and every connection,
-// waits for their reads, and returns nil. It returns an error only when l fails.
+// Serve accepts connections, of sockets that have a descriptor, until ctx ends,
+// then closes l and every connection, waits for their reads, and returns nil. It
+// returns an error only when l fails.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -87,10 +92,18 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			c.Close()
 			continue
 		}
+		s.connected(1)
 		conns.Go(func() {
 			defer slots.Release(1)
+			defer s.connected(-1)
 			s.serveConn(ctx, c)
 		})
+	}
+}
+
+func (s *Server) connected(delta int) {
+	if s.Connected != nil {
+		s.Connected(delta)
 	}
 }
 
@@ -146,14 +159,32 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 		}
 		return
 	}
+	if err := s.transmit(ctx, cancel, c, br, sess); err != nil && !errors.Is(err, io.EOF) {
+		s.log().InfoContext(ctx, "nbd connection ended", "export", sess.name, "err", err)
+	}
+}
+
+// transmit serves the requests of a connection after its handshake, of which br
+// may hold the first; cancel ends ctx and with it every read.
+func (s *Server) transmit(ctx context.Context, cancel context.CancelFunc, c net.Conn, br *bufio.Reader, sess *session) error {
+	sock, err := newSocket(c)
+	if err != nil {
+		return err
+	}
+	defer sock.release()
+	stop := context.AfterFunc(ctx, sock.shutdown)
+	defer stop()
+	early, err := br.Peek(br.Buffered())
+	if err != nil {
+		return err
+	}
 	inFlight := max(s.InFlight, MaxPayload)
 	if s.InFlight == 0 {
 		inFlight = DefaultInFlight
 	}
-	sc := &serverConn{sess: sess, r: br, w: c, budget: semaphore.NewWeighted(inFlight), bufs: &s.buffers, cancel: cancel}
-	if err := sc.serve(ctx); err != nil && !errors.Is(err, io.EOF) {
-		s.log().InfoContext(ctx, "nbd connection ended", "export", sess.name, "err", err)
-	}
+	r := bufio.NewReader(io.MultiReader(bytes.NewReader(early), sock))
+	sc := &serverConn{sess: sess, r: r, w: sock, budget: semaphore.NewWeighted(inFlight), bufs: &s.buffers, cancel: cancel, ended: make(chan error, 1)}
+	return sc.serve(ctx)
 }
 
 func (s *Server) handshake(ctx context.Context, c net.Conn, r io.Reader, devices *opened) (*session, error) {

@@ -1,12 +1,12 @@
 package nbd
 
 import (
+	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 
 	"golang.org/x/sync/semaphore"
@@ -18,21 +18,23 @@ var errDisconnect = errors.New("client disconnected")
 // serverConn is the transmission phase of one connection.
 type serverConn struct {
 	sess   *session
-	r      io.Reader
+	r      *bufio.Reader // of the goroutine in receive
 	budget *semaphore.Weighted
 	bufs   *bufferPool
 	cancel context.CancelFunc // ends every read of the connection
+	work   sync.WaitGroup     // goroutines in receive or answerLater
+	ended  chan error         // of length 1: why no more requests are received
 
 	wmu sync.Mutex // held while one whole reply is written
-	w   net.Conn
+	w   *socket
 }
 
 // serve answers requests until the client disconnects, which lets the reads
 // under way finish, or the connection is lost, which ends them.
 func (c *serverConn) serve(ctx context.Context) error {
-	var reads sync.WaitGroup
-	defer reads.Wait()
-	err := c.receive(ctx, &reads)
+	defer c.work.Wait()
+	c.work.Go(func() { c.receive(ctx) })
+	err := <-c.ended
 	if errors.Is(err, errDisconnect) {
 		return nil
 	}
@@ -40,36 +42,57 @@ func (c *serverConn) serve(ctx context.Context) error {
 	return err
 }
 
-// receive reads requests and answers each from its own goroutine.
-func (c *serverConn) receive(ctx context.Context, reads *sync.WaitGroup) error {
+// receive reads requests and answers them until there are no more, or until
+// another goroutine has taken its place. One that has to wait for an answer, with
+// no request behind it, sends another to receive: to start that takes the time of a
+// wake-up, which then nobody waits for.
+func (c *serverConn) receive(ctx context.Context) {
+	for {
+		q, charge, err := c.nextToWait(ctx)
+		if err != nil {
+			c.ended <- err
+			return
+		}
+		if c.r.Buffered() < requestSize {
+			c.work.Go(func() { c.receive(ctx) })
+			c.answerLater(ctx, q, charge)
+			return
+		}
+		c.work.Go(func() { c.answerLater(ctx, q, charge) })
+	}
+}
+
+// nextToWait reads requests and answers those that can be answered at once. It
+// returns the first other one, with its charge, which is taken.
+func (c *serverConn) nextToWait(ctx context.Context) (q request, charge int64, err error) {
 	for {
 		q, err := c.next()
 		if err != nil {
-			return err
+			return q, 0, err
 		}
 		if errno := q.validate(c.sess.dev.Size(), c.sess.structured); errno != 0 {
 			if err := c.replyError(q, errno, "this export is read-only and serves READ and CACHE within its size"); err != nil {
-				return err
+				return q, 0, err
 			}
 			continue
 		}
 		if done, err := c.answerNow(q); err != nil {
-			return err
+			return q, 0, err
 		} else if done {
 			continue
 		}
 		charge := chargeOf(q)
-		if err := c.budget.Acquire(ctx, charge); err != nil {
-			return err
-		}
-		reads.Go(func() {
-			defer c.budget.Release(charge)
-			if err := c.answer(ctx, q); err != nil {
-				// The reply could not be written whole; nothing after it can be
-				// understood, so the connection ends.
-				c.cancel()
-			}
-		})
+		return q, charge, c.budget.Acquire(ctx, charge)
+	}
+}
+
+// answerLater answers a request and gives its charge back.
+func (c *serverConn) answerLater(ctx context.Context, q request, charge int64) {
+	defer c.budget.Release(charge)
+	if err := c.answer(ctx, q); err != nil {
+		// The reply could not be written whole; nothing after it can be
+		// understood, so the connection ends.
+		c.cancel()
 	}
 }
 

@@ -28,12 +28,15 @@ var errFull = errors.New("no room for a request")
 type socket struct {
 	fd    int
 	until time.Time // when the bytes that are being read must have come; of the reading thread
+	// patience bounds every Read: EAGAIN. In ms, none if negative.
+	patience int
 
 	mu   sync.Mutex // held while one request is written; guards open
 	open bool       // the descriptor is this socket's
 }
 
-// newSocket takes conn over.
+// newSocket takes conn over: as long as Go's poller knows the descriptor, it
+// wakes a thread for whatever arrives.
 func newSocket(conn net.Conn) (*socket, error) {
 	defer conn.Close()
 	sc, ok := conn.(syscall.Conn)
@@ -44,26 +47,35 @@ func newSocket(conn net.Conn) (*socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &socket{open: true}
+	s := &socket{open: true, patience: -1}
 	ctlErr := raw.Control(func(fd uintptr) { s.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
 	if err = errors.Join(ctlErr, err); err != nil {
 		return nil, err
 	}
-	timeout := unix.NsecToTimeval(payloadTimeout.Nanoseconds())
-	err = errors.Join(unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout), unix.SetNonblock(s.fd, false))
-	if err != nil {
+	if err := unix.SetNonblock(s.fd, false); err != nil {
 		unix.Close(s.fd)
 		return nil, err
 	}
 	return s, nil
 }
 
-// Read waits for bytes, for payloadTimeout at most: EAGAIN. It is called by one
-// thread, which also calls release, when it is done.
+// Read waits for bytes, as long as patience says. It is called by one thread,
+// which also calls release, when it is done.
 func (s *socket) Read(p []byte) (int, error) {
 	for {
 		if !s.until.IsZero() && time.Now().After(s.until) {
 			return 0, fmt.Errorf("the rest of a reply did not come in %v", payloadTimeout)
+		}
+		// A thread that waits in read(2) itself is also woken when the other side
+		// has taken bytes that this side sent.
+		fds := [...]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
+		switch n, err := unix.Poll(fds[:], s.patience); {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return 0, err
+		case n == 0:
+			return 0, unix.EAGAIN
 		}
 		n, err := unix.Read(s.fd, p)
 		switch {
@@ -95,7 +107,20 @@ func (s *socket) send(b []byte) error {
 	return err
 }
 
-// shutdown ends the connection; Read returns.
+// Write waits until all of b is taken. Only one thread calls it at a time, and
+// none when release is called.
+func (s *socket) Write(b []byte) (int, error) {
+	for sent := 0; sent < len(b); {
+		n, err := unix.SendmsgN(s.fd, b[sent:], nil, nil, unix.MSG_NOSIGNAL)
+		if err != nil && err != unix.EINTR {
+			return sent, err
+		}
+		sent += max(n, 0)
+	}
+	return len(b), nil
+}
+
+// shutdown ends the connection; Read and Write return.
 func (s *socket) shutdown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -144,8 +144,8 @@ func (r *reader) serve(ctx context.Context, blocks, control net.Listener) error 
 		Handler: r.untilEnd(r.controlHandler()), ReadHeaderTimeout: 5 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
-	server := &nbd.Server{Exports: r.export, Log: r.cfg.Log}
-	g.Go(func() error { return server.Serve(ctx, countingListener{blocks, r.connState}) })
+	server := &nbd.Server{Exports: r.export, Connected: r.connState, Log: r.cfg.Log}
+	g.Go(func() error { return server.Serve(ctx, blocks) })
 	g.Go(func() error {
 		if err := web.Serve(control); !errors.Is(err, http.ErrServerClosed) {
 			return err
@@ -240,32 +240,6 @@ func (r *reader) connState(delta int) {
 	defer r.mu.Unlock()
 	r.conns += delta
 	r.active = time.Now()
-}
-
-// countingListener tells how many connections it has given away and not seen
-// closed.
-type countingListener struct {
-	net.Listener
-	changed func(delta int)
-}
-
-func (l countingListener) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	l.changed(1)
-	return &countedConn{Conn: conn, closed: sync.OnceFunc(func() { l.changed(-1) })}, nil
-}
-
-type countedConn struct {
-	net.Conn
-	closed func()
-}
-
-func (c *countedConn) Close() error {
-	c.closed()
-	return c.Conn.Close()
 }
 
 // listenUnix listens on a socket whose former owner is known to be gone.
