@@ -84,7 +84,7 @@ func BenchmarkHasBatch(b *testing.B) {
 					ds[i] = indextest.Digest(n)
 				}
 				b.StartTimer()
-				found, err := ix.HasBatch(b.Context(), ds)
+				found, _, err := ix.HasBatch(b.Context(), ds)
 				if err != nil || !found[0] {
 					b.Fatalf("found %t, error %v", found[0], err)
 				}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -42,20 +44,28 @@ type siblingPack struct {
 	numbers *chunk.Numbers // whose look-ups change nothing
 }
 
-// find sets found for the digests that it has.
-func (s *siblings) find(ds []chunk.Digest, found []bool) {
+// find sets found for the digests that it has, and returns the packs that have
+// them.
+func (s *siblings) find(ds []chunk.Digest, found []bool) (in []uint32) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
+	var used [siblingPacks]bool
 	last := 0 // where the chunk before was
 	for i := range ds {
 		for k := range s.packs {
 			at := (last + k) % len(s.packs)
 			if _, found[i] = s.packs[at].numbers.Find(&ds[i]); found[i] {
-				last = at
+				last, used[at] = at, true
 				break
 			}
 		}
 	}
+	for at, p := range s.packs {
+		if used[at] {
+			in = append(in, p.number)
+		}
+	}
+	return in
 }
 
 func (s *siblings) has(number uint32) bool {
@@ -99,15 +109,19 @@ func (s *siblings) clear() {
 }
 
 // HasBatch reports for each digest whether LookupBatch would find it, in a tenth
-// of the time for the chunks of a pack that are asked for one after the other.
-func (x *Index) HasBatch(ctx context.Context, ds []chunk.Digest) ([]bool, error) {
+// of the time for the chunks of a pack that are asked for one after the other. in
+// are packs that have what was found; LookupBatch may prefer a later pack that has
+// the same chunk.
+func (x *Index) HasBatch(ctx context.Context, ds []chunk.Digest) (found []bool, in []chunk.Digest, err error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	if err := x.usable(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	found := make([]bool, len(ds))
-	x.siblings.find(ds, found)
+	found = make([]bool, len(ds))
+	for _, n := range x.siblings.find(ds, found) {
+		in = append(in, x.packs.digests[n])
+	}
 	var rest []chunk.Digest
 	var places []int
 	for i, ok := range found {
@@ -116,11 +130,11 @@ func (x *Index) HasBatch(ctx context.Context, ds []chunk.Digest) ([]bool, error)
 		}
 	}
 	if len(rest) == 0 {
-		return found, nil
+		return found, in, nil
 	}
 	locs, ok, err := x.lookupBatch(rest)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	hits := map[chunk.Digest]int{}
 	most := chunk.Digest{}
@@ -133,10 +147,11 @@ func (x *Index) HasBatch(ctx context.Context, ds []chunk.Digest) ([]bool, error)
 			most = id
 		}
 	}
+	in = slices.AppendSeq(in, maps.Keys(hits))
 	if hits[most] < siblingHits {
-		return found, nil
+		return found, in, nil
 	}
-	return found, x.readSiblings(most)
+	return found, in, x.readSiblings(most)
 }
 
 // readSiblings reads the digests of a pack, unless they are there or not whole.

@@ -25,10 +25,11 @@ func has(t testing.TB, x *chunkindex.Index, es []pack.Entry) int {
 		for _, e := range batch {
 			ds = append(ds, e.Digest)
 		}
-		got, err := x.HasBatch(t.Context(), ds)
+		got, in, err := x.HasBatch(t.Context(), ds)
 		if err != nil || !slices.Equal(got, want) {
 			t.Fatalf("HasBatch says %v, LookupBatch %v, error %v", got, want, err)
 		}
+		wantHolders(t, x, batch, got, in)
 		for _, ok := range got {
 			if ok {
 				n++
@@ -36,6 +37,27 @@ func has(t testing.TB, x *chunkindex.Index, es []pack.Entry) int {
 		}
 	}
 	return n
+}
+
+// wantHolders fails unless in are packs of the index, some when something was
+// found, and, where siblings were not asked, those of every chunk's Location.
+func wantHolders(t testing.TB, x *chunkindex.Index, batch []pack.Entry, found []bool, in []chunk.Digest) {
+	t.Helper()
+	applied := x.AppliedPacks()
+	for _, id := range in {
+		if !slices.Contains(applied, id) {
+			t.Fatalf("HasBatch names %s, which is no pack of the index", id)
+		}
+	}
+	if slices.Contains(found, true) != (len(in) > 0) {
+		t.Fatalf("HasBatch finds %v in %d packs", found, len(in))
+	}
+	locs, _ := lookup(t, x, batch)
+	for i, loc := range locs {
+		if found[i] && x.Siblings() == 0 && !slices.Contains(in, loc.Pack) {
+			t.Fatalf("HasBatch does not name pack %s", loc.Pack)
+		}
+	}
 }
 
 func TestARemovedChunkIsNotThereForASibling(t *testing.T) {

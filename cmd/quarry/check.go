@@ -18,8 +18,9 @@ func newCheck() *cobra.Command {
 		Short: "read and verify everything in a data folder",
 		Long: `check reads every pack, layer record, bootstrap, config, statement and name of a data
 folder and verifies it. It names what is damaged and which images that touches, and exits 3.
-What is whole and waits for something, such as a signature, is a note and no damage. A damaged chunk is condemned: converting an image that has it stores it anew. --quick reads
-no chunk content.`,
+What is whole and waits for something, such as a signature, is a note and no damage. A damaged chunk is condemned: converting an image that has it stores it anew, and one that is
+good again is taken back. A pack that is missing stays known: its chunks are read as soon as
+it is back, or converting the images again stores them anew. --quick reads no chunk content.`,
 		Args: exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cl, err := t.client(c.Context())
@@ -68,7 +69,9 @@ func newIndex() *cobra.Command {
 	rebuild := &cobra.Command{
 		Use:   "rebuild --data DIR",
 		Short: "make the chunk index anew from the journal and the packs",
-		Args:  exactArgs(0),
+		Long: `rebuild makes the chunk index anew from the journal and the packs. Chunks that are condemned
+are read, and taken back where they are good again.`,
+		Args: exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cl, err := t.client(c.Context())
 			if err != nil {

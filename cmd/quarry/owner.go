@@ -58,6 +58,26 @@ func (d dataDir) exists() (bool, error) {
 	return true, nil
 }
 
+// checkBucket refuses a folder with an index and nothing in its bucket, whose file
+// system is not mounted, say. A new store begun there would count its names from 1
+// again, and be hidden when the right one is back.
+func (d dataDir) checkBucket() error {
+	if _, err := os.Stat(d.index()); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	entries, err := os.ReadDir(d.bucket())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return d.wrap(err)
+	}
+	for _, e := range entries {
+		if e.Name() != durable.TmpDir && e.Name() != "lost+found" {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s is empty, but was not when %s was made: mount it or put it back, or remove the index to begin a new store",
+		errDamage, d.bucket(), d.index())
+}
+
 // wrap names the folder in an error, and what it takes to work on it.
 func (d dataDir) wrap(err error) error {
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
@@ -135,6 +155,9 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 		return nil, cfg.dir.wrap(err)
 	}
 	if err := o.openKeys(cfg); err != nil {
+		return nil, err
+	}
+	if err := cfg.dir.checkBucket(); err != nil {
 		return nil, err
 	}
 	if o.bucket, err = dir.Open(cfg.dir.bucket()); err != nil {

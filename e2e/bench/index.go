@@ -94,7 +94,7 @@ func lookUp(ctx context.Context, ix *chunkindex.Index, first, step uint64, want 
 			n = (n + step) % indexKeys
 		}
 		start := time.Now()
-		found, err := ix.HasBatch(ctx, ds)
+		found, _, err := ix.HasBatch(ctx, ds)
 		spent += time.Since(start)
 		if err != nil {
 			return 0, err

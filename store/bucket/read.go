@@ -11,8 +11,9 @@ import (
 var ErrTooLarge = errors.New("object is too large")
 
 // IsDamage tells an object that is gone, cut off, too large or something else than
-// an object from a bucket that cannot be reached: the first stays so, the second
-// may be asked again.
+// an object from a bucket that cannot be reached: of the first the bucket has said
+// what it has now. It may have more later, when a part of it was not mounted, so
+// nothing may be given up for good because of it.
 func IsDamage(err error) bool {
 	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrTooLarge) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, ErrDamaged)

@@ -98,8 +98,8 @@ func Open(ctx context.Context, cfg Config) (*Catalog, error) {
 }
 
 // AddPack says that the pack's object is durable in the bucket. A pack that was
-// there before and has condemned chunks has been stored anew, so they are
-// condemned no longer.
+// there before and has condemned chunks has been stored anew, or found good again,
+// so they are condemned no longer.
 func (c *Catalog) AddPack(ctx context.Context, id chunk.Digest, size int64) error {
 	var otherSize error
 	err := c.change(ctx, "add pack "+id.String(), func(s *state) Entry {

@@ -37,8 +37,8 @@ type Entry interface {
 }
 
 // Pack is a pack of the store. Its entry for a pack that is already in the
-// catalog says that the object was stored anew, whole: its chunks are no longer
-// condemned.
+// catalog says that the object was stored anew, whole, or that copies in it were
+// found good again: its chunks are no longer condemned.
 type Pack struct {
 	ID   chunk.Digest `json:"pack"`
 	Size int64        `json:"size"`

@@ -3,6 +3,7 @@ package catalog
 import (
 	"bytes"
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -29,14 +30,21 @@ func (c *Catalog) Condemned() []CondemnedChunk {
 	defer c.mu.RUnlock()
 	condemned := []CondemnedChunk{}
 	for _, p := range c.state.packs {
-		for cc := range p.condemned {
-			condemned = append(condemned, cc)
-		}
+		condemned = slices.AppendSeq(condemned, maps.Keys(p.condemned))
 	}
-	slices.SortFunc(condemned, func(x, y CondemnedChunk) int {
-		return cmp.Or(bytes.Compare(x.Pack[:], y.Pack[:]), cmp.Compare(x.Off, y.Off), bytes.Compare(x.Digest[:], y.Digest[:]))
-	})
+	slices.SortFunc(condemned, compareCondemned)
 	return condemned
+}
+
+// CondemnedIn returns the condemned chunks of one pack, sorted by offset and digest.
+func (c *Catalog) CondemnedIn(pack chunk.Digest) []CondemnedChunk {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return slices.SortedFunc(maps.Keys(c.state.packs[pack].condemned), compareCondemned)
+}
+
+func compareCondemned(x, y CondemnedChunk) int {
+	return cmp.Or(bytes.Compare(x.Pack[:], y.Pack[:]), cmp.Compare(x.Off, y.Off), bytes.Compare(x.Digest[:], y.Digest[:]))
 }
 
 // HasPack reports whether the pack is there, and not retired.
@@ -45,6 +53,15 @@ func (c *Catalog) HasPack(id chunk.Digest) bool {
 	defer c.mu.RUnlock()
 	_, ok := c.state.packs[id]
 	return ok
+}
+
+// PackSize returns the size that a pack's object has, and false for a pack that
+// is not there.
+func (c *Catalog) PackSize(id chunk.Digest) (int64, bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	p, ok := c.state.packs[id]
+	return p.size, ok
 }
 
 // IsCondemned says whether that copy of the chunk must not be used.

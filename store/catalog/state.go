@@ -16,7 +16,7 @@ type state struct {
 
 type packState struct {
 	size      int64
-	order     uint64 // packCount when it was added
+	order     uint64 // packCount when it was first added, from 1
 	condemned map[CondemnedChunk]struct{}
 }
 
@@ -35,9 +35,15 @@ func newState() *state {
 // follows takes another size of a known pack: it corrects the earlier one.
 func (e Pack) follows(*state) error { return nil }
 
+// apply leaves a known pack in its place: the chunk index prefers later packs, and
+// what it was given for this one does not come again.
 func (e Pack) apply(s *state) {
-	s.packCount++
-	s.packs[e.ID] = packState{size: e.Size, order: s.packCount, condemned: map[CondemnedChunk]struct{}{}}
+	order := s.packs[e.ID].order
+	if order == 0 {
+		s.packCount++
+		order = s.packCount
+	}
+	s.packs[e.ID] = packState{size: e.Size, order: order, condemned: map[CondemnedChunk]struct{}{}}
 }
 
 func (e PackRetired) follows(s *state) error {

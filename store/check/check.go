@@ -37,7 +37,8 @@ type Problem struct {
 	// Images are names, or source digests, of the images it touches. Of more
 	// than MaxImages the last entry says how many are left out.
 	Images []string
-	// Note: it is a state, "unsigned" or "unknown", and no damage.
+	// Note: it is a state, "unsigned" or "unknown", or a missing pack that no image
+	// needs, and no damage.
 	Note bool
 }
 
@@ -58,6 +59,7 @@ type checker struct {
 	named   map[chunk.Digest]*users       // names by source digest
 	sources map[chunk.Digest]bool         // those with an image statement
 	blobs   map[chunk.Digest]chunk.Digest // virtual blob by good bootstrap; zero when it has none
+	lacking bool                          // an image lacks something, or it is not known what it needs
 }
 
 // Run checks everything and tells report each problem, in an order that depends
@@ -96,6 +98,10 @@ func Run(ctx context.Context, cfg Config, report func(Problem)) (Summary, error)
 	for _, p := range c.content {
 		if u := c.touched[p.Digest]; u != nil {
 			p.Images = u.list()
+		}
+		if p.Kind == string(packed.PackMissing) && !c.lacking {
+			p.Note = true
+			p.Message += "; no image needs it"
 		}
 		c.tell(p)
 	}

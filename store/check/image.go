@@ -21,6 +21,8 @@ const hasBatch = 1024
 // images checks every image statement and what it names. Where the listing ends
 // early, it looks for the images that have names.
 func (c *checker) images(ctx context.Context) error {
+	before := c.sum.Problems
+	defer func() { c.lacking = c.lacking || c.sum.Problems > before }()
 	whole, err := c.imagesBelow(ctx, image.ImagesPrefix)
 	if err != nil || whole {
 		return err
@@ -73,6 +75,7 @@ func (c *checker) image(ctx context.Context, source chunk.Digest, platform image
 	s, err := image.DecodeStatement(payload)
 	isDamaged := func(w wrongSig) bool { return !errors.Is(w.err, errUnsigned) }
 	if errors.Is(err, image.ErrVersion) && !slices.ContainsFunc(wrong, isDamaged) {
+		c.lacking = true
 		c.tell(Problem{
 			Kind: "unknown", Object: key, Images: u.list(), Note: true,
 			Message: fmt.Sprintf("%v: it and what it names were not checked, use the quarry that wrote it", err),

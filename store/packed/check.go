@@ -23,25 +23,31 @@ type CheckConfig struct {
 
 // Check compares journal, packs and index with one another and, unless quick,
 // reads every pack and verifies every chunk. It tells report each problem and
-// does what keeps the damage from being used: a damaged copy is condemned, a
-// missing pack retired, the index corrected, a pack whose chunks are all good
-// written again. The error is about the check itself, not about what it found.
+// does what keeps the damage from being used: a damaged copy is condemned, the
+// index corrected, a pack whose chunks are all good written again. A copy that is
+// condemned and good again, because its pack was replaced, is so no longer. A
+// missing pack stays in the journal, as it may come back, until all its chunks are
+// elsewhere. The error is about the check itself, not about what it found.
 //
 // A pack with condemned copies is known to be damaged. Its other chunks are
 // verified, but the rest of it is not reported again.
 func (s *Store) Check(ctx context.Context, cfg CheckConfig, report func(Problem)) error {
 	s.upkeep.Lock()
 	defer s.upkeep.Unlock()
-	c := &checker{s: s, cfg: cfg, report: report, known: map[chunk.Digest]int{}, agree: map[chunk.Digest]int{}}
+	c := &checker{
+		s: s, cfg: cfg, report: report,
+		known: map[chunk.Digest]int{}, agree: map[chunk.Digest]int{}, gone: map[chunk.Digest]error{},
+	}
 	for _, cc := range s.catalog.Condemned() {
 		c.known[cc.Pack]++
 	}
-	for _, p := range s.catalog.Packs() {
+	packs := s.catalog.Packs()
+	for _, p := range packs {
 		if err := c.checkPack(ctx, p); err != nil {
 			return fmt.Errorf("check pack %s: %w", p.ID, err)
 		}
 	}
-	if err := c.checkIndex(ctx); err != nil {
+	if err := c.checkIndex(ctx, packs); err != nil {
 		return fmt.Errorf("check chunk index: %w", err)
 	}
 	return nil
@@ -51,20 +57,26 @@ type checker struct {
 	s      *Store
 	cfg    CheckConfig
 	report func(Problem)
-	known  map[chunk.Digest]int // condemned copies by pack, before the check
-	agree  map[chunk.Digest]int // index entries by pack that were found right
+	known  map[chunk.Digest]int   // condemned copies by pack, before the check
+	agree  map[chunk.Digest]int   // index entries by pack that were found right
+	gone   map[chunk.Digest]error // packs without an object
 }
 
 func (c *checker) checkPack(ctx context.Context, p catalog.Pack) error {
 	entries, size, damage := c.s.entries(ctx, p.ID)
-	switch {
-	case errors.Is(damage, bucket.ErrNotFound):
-		return c.retire(ctx, p, PackMissing, damage)
-	case errors.Is(damage, bucket.ErrDamaged): // no object, but a link, say
-		return c.retire(ctx, p, PackDamaged, damage)
+	if noObject(damage) {
+		c.gone[p.ID] = damage
+		return nil
 	}
 	if damage != nil && !isDamage(damage) {
 		return damage
+	}
+	if c.known[p.ID] > 0 && !c.cfg.Quick {
+		left, err := c.s.lift(ctx, p, entries)
+		if err != nil {
+			return err
+		}
+		c.known[p.ID] = left
 	}
 	if damage == nil && size != p.Size {
 		damage = fmt.Errorf("pack has %d bytes, the journal says %d", size, p.Size)
@@ -95,19 +107,41 @@ func (c *checker) checkPack(ctx context.Context, p catalog.Pack) error {
 	return c.compare(ctx, p.ID, good)
 }
 
-// retire takes a pack without an object out of the store.
-func (c *checker) retire(ctx context.Context, p catalog.Pack, kind ProblemKind, damage error) error {
-	c.s.commits.Lock()
-	defer c.s.commits.Unlock()
-	if err := c.s.catalog.RetirePack(ctx, p.ID); err != nil {
-		return err
+// noObject says of an error that nothing, or something that is no object, has the
+// place of a pack.
+func noObject(err error) bool {
+	return errors.Is(err, bucket.ErrNotFound) || errors.Is(err, bucket.ErrDamaged)
+}
+
+// missing reports a pack without an object, of which the index has n chunks. When
+// it has none, and knows the pack and all of it, the chunks are elsewhere by now,
+// and the pack is retired.
+func (c *checker) missing(ctx context.Context, id chunk.Digest, n int) error {
+	if n == 0 && c.known[id] == 0 {
+		retired, err := c.s.retireEmpty(ctx, id)
+		if err != nil || retired {
+			return err
+		}
 	}
-	n, err := c.s.index.DropPack(ctx, p.ID)
-	if err != nil {
-		return err
-	}
-	c.report(Problem{Kind: kind, Pack: p.ID, Err: fmt.Errorf("%w; %d chunks are lost with it", damage, n), Action: Retired})
+	err := fmt.Errorf("%w; %d chunks cannot be read until it is back, or their images are converted again", c.gone[id], n)
+	c.report(Problem{Kind: PackMissing, Pack: id, Err: err, Action: None})
 	return nil
+}
+
+// retireEmpty retires a pack without an object that the index knows no chunk of,
+// and reports whether it did.
+func (s *Store) retireEmpty(ctx context.Context, id chunk.Digest) (bool, error) {
+	s.commits.Lock()
+	defer s.commits.Unlock()
+	if _, err := s.bucket.Stat(ctx, pack.Key(id)); !noObject(err) || !s.index.PackApplied(id) {
+		return false, nil // a Write has stored it by now, or nobody knows what it held
+	}
+	s.log.InfoContext(ctx, "missing pack retired, its chunks are in other packs", "pack", id)
+	if err := s.catalog.RetirePack(ctx, id); err != nil {
+		return false, err
+	}
+	_, err := s.index.DropPack(ctx, id)
+	return true, err
 }
 
 // usable leaves condemned copies out.
@@ -131,12 +165,12 @@ func (c *checker) condemn(ctx context.Context, id chunk.Digest, usable []pack.En
 			good = append(good, e)
 			continue
 		}
-		condemned, err := c.s.condemnDamaged(ctx, e.Digest, chunkindex.At(id, e))
+		condemned, err := c.s.condemnDamaged(ctx, e.Digest, chunkindex.At(id, e), true)
 		if err != nil {
 			return nil, err
 		}
 		if !condemned {
-			continue // mended, or condemned by a read, in the meantime
+			continue // mended, missing, or condemned by a read, in the meantime
 		}
 		c.report(Problem{Kind: ChunkDamaged, Pack: id, Chunk: e.Digest, Off: e.Off, Err: reason, Action: Condemned})
 	}
@@ -146,11 +180,7 @@ func (c *checker) condemn(ctx context.Context, id chunk.Digest, usable []pack.En
 // compare finds chunks of a pack that the index lacks or has elsewhere in the
 // same pack. Where the index prefers another pack, that pack's turn tells.
 func (c *checker) compare(ctx context.Context, id chunk.Digest, good []pack.Entry) error {
-	ds := make([]chunk.Digest, len(good))
-	for i, e := range good {
-		ds[i] = e.Digest
-	}
-	locs, found, err := c.s.lookup(ctx, ds)
+	locs, found, err := c.s.lookup(ctx, digestsOf(good))
 	if err != nil {
 		return err
 	}
@@ -182,9 +212,10 @@ func (c *checker) reindexed(kind ProblemKind, d chunk.Digest, loc chunkindex.Loc
 	c.report(Problem{Kind: kind, Pack: loc.Pack, Chunk: d, Off: loc.Off, Err: err, Action: Reindexed})
 }
 
-// checkIndex finds the index entries that no pack accounts for. It counts them
-// first, so that it need not hold the entries of all packs at once.
-func (c *checker) checkIndex(ctx context.Context) error {
+// checkIndex finds the index entries that no pack accounts for, and tells of the
+// missing packs. It counts entries first, so that it need not hold those of all
+// packs at once.
+func (c *checker) checkIndex(ctx context.Context, packs []catalog.Pack) error {
 	count := map[chunk.Digest]int{}
 	for r, err := range c.s.index.All(ctx) {
 		if err != nil {
@@ -192,8 +223,16 @@ func (c *checker) checkIndex(ctx context.Context) error {
 		}
 		count[r.Pack]++
 	}
+	for _, p := range packs {
+		if c.gone[p.ID] == nil {
+			continue
+		}
+		if err := c.missing(ctx, p.ID, count[p.ID]); err != nil {
+			return err
+		}
+	}
 	for _, id := range slices.SortedFunc(maps.Keys(count), compareDigests) {
-		if agreed, checked := c.agree[id]; checked && count[id] <= agreed {
+		if agreed, checked := c.agree[id]; checked && count[id] <= agreed || c.gone[id] != nil {
 			continue
 		}
 		if err := c.strays(ctx, id); err != nil {
@@ -207,7 +246,12 @@ func (c *checker) checkIndex(ctx context.Context) error {
 // the pack is damaged they are chunks that were lost with a part of it.
 func (c *checker) strays(ctx context.Context, id chunk.Digest) error {
 	entries, _, damage := c.s.entries(ctx, id)
-	if damage != nil && !isDamage(damage) {
+	switch {
+	case noObject(damage) && c.s.catalog.HasPack(id):
+		return nil // missing since the check began
+	case noObject(damage):
+		damage = nil // no pack of this store
+	case damage != nil && !isDamage(damage):
 		return damage
 	}
 	has := make(map[chunkindex.Record]bool, len(entries))
@@ -224,7 +268,7 @@ func (c *checker) strays(ctx context.Context, id chunk.Digest) error {
 		p := Problem{Kind: IndexWrong, Pack: id, Chunk: r.Digest, Off: r.Off, Err: errors.New("the pack does not have the chunk"), Action: Reindexed}
 		if damage != nil {
 			p.Kind, p.Err, p.Action = ChunkDamaged, damage, Condemned
-			_, err = c.s.condemnDamaged(ctx, r.Digest, r.Location)
+			_, err = c.s.condemnDamaged(ctx, r.Digest, r.Location, true)
 		} else {
 			_, err = c.s.index.DeleteIf(ctx, r.Digest, r.Location)
 		}

@@ -12,7 +12,6 @@ import (
 
 	"quarry/chunkindex"
 	"quarry/store"
-	"quarry/store/bucket"
 	"quarry/store/bucket/buckettest"
 	bucketmem "quarry/store/bucket/mem"
 	"quarry/store/catalog"
@@ -131,89 +130,6 @@ func TestCheckOfAPackCutOffInItsFooterRepairsIt(t *testing.T) {
 		t.Error("the pack is not as it was")
 	}
 	o.wantClean(t)
-}
-
-func TestCheckOfAMissingPackRetiresIt(t *testing.T) {
-	for _, quick := range []bool{true, false} {
-		o := newDisk().open(t, packSize(20_000))
-		ps := contents(0, 30)
-		o.put(t, ps)
-		lost := o.locate(t, ps[11])
-		if err := o.disk.bucket.Delete(t.Context(), pack.Key(lost.Pack)); err != nil {
-			t.Fatal(err)
-		}
-		o.wantFindings(t, quick, finding{packed.PackMissing, chunk.Digest{}, packed.Retired})
-		if _, err := o.Get(t.Context(), chunk.Sum(ps[11]), nil); !errors.Is(err, store.ErrNotFound) {
-			t.Errorf("get of a lost chunk: %v", err)
-		}
-		o.wantClean(t)
-		o.put(t, ps)
-		o.wantAll(t, ps)
-		o.wantClean(t)
-		again := o.disk.crash().open(t)
-		again.wantAll(t, ps)
-		again.wantClean(t)
-	}
-}
-
-// A link in the place of a pack is found by a check or by a read; either takes its
-// chunks out of use, so that the next Write stores them, and the pack, anew.
-func TestAPackThatIsNoObjectIsDamage(t *testing.T) {
-	for name, find := range map[string]func(t *testing.T, o *opened, ps [][]byte){
-		"quick check": func(t *testing.T, o *opened, _ [][]byte) {
-			o.wantFindings(t, true, finding{packed.PackDamaged, chunk.Digest{}, packed.Retired})
-		},
-		"check": func(t *testing.T, o *opened, _ [][]byte) {
-			o.wantFindings(t, false, finding{packed.PackDamaged, chunk.Digest{}, packed.Retired})
-		},
-		"reads": func(t *testing.T, o *opened, ps [][]byte) {
-			for _, p := range ps {
-				if _, err := o.Get(t.Context(), chunk.Sum(p), nil); !errors.As(err, new(*store.CorruptError)) {
-					t.Errorf("get: %v, want *store.CorruptError", err)
-				}
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := newDisk()
-			f := &buckettest.Faulty{Bucket: d.bucket, Journal: d.bucket}
-			o, err := d.tryOpen(t, f, f, d.fs)
-			if err != nil {
-				t.Fatal(err)
-			}
-			ps := contents(0, 5)
-			o.put(t, ps)
-			key, planted := pack.Key(o.locate(t, ps[0]).Pack), true
-			f.Before = func(op buckettest.Op) error {
-				switch {
-				case op.Key != key:
-				case op.Method == "Put":
-					planted = false
-				case planted:
-					return fmt.Errorf("%w: a link", bucket.ErrDamaged)
-				}
-				return nil
-			}
-			find(t, o, ps)
-			o.put(t, ps)
-			o.wantAll(t, ps)
-			o.wantClean(t)
-		})
-	}
-}
-
-func TestReadOfAMissingPackIsACorruptError(t *testing.T) {
-	o := newDisk().open(t)
-	ps := contents(0, 3)
-	o.put(t, ps)
-	if err := o.disk.bucket.Delete(t.Context(), pack.Key(o.locate(t, ps[0]).Pack)); err != nil {
-		t.Fatal(err)
-	}
-	_, err := o.Get(t.Context(), chunk.Sum(ps[0]), nil)
-	var corrupt *store.CorruptError
-	if !errors.As(err, &corrupt) {
-		t.Errorf("got %v, want *store.CorruptError", err)
-	}
 }
 
 func TestCheckCorrectsTheIndex(t *testing.T) {

@@ -23,7 +23,7 @@ func NewMetrics() *Metrics {
 		storedBytes: prometheus.NewCounter(opts("stored_bytes_total", "Stored bytes of new chunks.")),
 		packs:       prometheus.NewCounter(opts("packs_total", "Packs added to the store.")),
 		readChunks:  prometheus.NewCounter(opts("read_chunks_total", "Chunks read from packs.")),
-		damaged:     prometheus.NewCounter(opts("damaged_chunks_total", "Reads that found a copy damaged.")),
+		damaged:     prometheus.NewCounter(opts("damaged_chunks_total", "Reads that found a copy damaged or its pack missing.")),
 	}
 }
 

@@ -56,6 +56,13 @@ type Store struct {
 	rebuilding sync.RWMutex
 	// upkeep is held by a check or a rebuild: one at a time.
 	upkeep sync.Mutex
+
+	// broken are packs that a read or a look-up found missing or cut off. They are
+	// asked for again before anything is said of their chunks.
+	broken packSet
+	// late are packs of the journal that the index lacks because they could not be
+	// read when it was made. A look-up that finds nothing tries them again.
+	late packSet
 }
 
 var (
@@ -121,7 +128,7 @@ func (s *Store) reconcile(ctx context.Context) error {
 			continue
 		}
 		if err := s.applyPack(ctx, p.ID); isDamage(err) {
-			s.log.WarnContext(ctx, "pack is damaged, run check", "pack", p.ID, "error", err)
+			s.log.WarnContext(ctx, "pack is missing or damaged, run check", "pack", p.ID, "error", err)
 		} else if err != nil {
 			return err
 		}
@@ -154,9 +161,13 @@ func (s *Store) dropCondemned(ctx context.Context) error {
 
 // applyPack puts a pack of the catalog into the index from its footer, or from
 // its records when the footer is damaged; the damage is then returned though
-// the chunks found are in. The caller holds commits.
+// the chunks found are in. A pack that is missing or cut off is late. The caller
+// holds commits.
 func (s *Store) applyPack(ctx context.Context, id chunk.Digest) error {
-	entries, _, damage := s.entries(ctx, id)
+	entries, size, damage := s.entries(ctx, id)
+	if want, _ := s.catalog.PackSize(id); damage != nil && size != want {
+		s.late.add(id)
+	}
 	if damage != nil && len(entries) == 0 {
 		return damage
 	}
@@ -164,6 +175,58 @@ func (s *Store) applyPack(ctx context.Context, id chunk.Digest) error {
 		return err
 	}
 	return damage
+}
+
+// applyLate puts the packs into the index that are late and whole by now.
+func (s *Store) applyLate(ctx context.Context) error {
+	if len(s.late.list()) == 0 {
+		return nil
+	}
+	s.commits.Lock()
+	defer s.commits.Unlock()
+	for _, id := range s.late.list() {
+		want, known := s.catalog.PackSize(id)
+		if !known {
+			s.late.remove(id)
+			continue
+		}
+		if o, err := s.bucket.Stat(ctx, pack.Key(id)); isDamage(err) || err == nil && o.Size != want {
+			continue
+		}
+		entries, _, err := s.entries(ctx, id)
+		if err != nil && !isDamage(err) {
+			return err
+		}
+		if err := s.addLocked(ctx, id, entries); err != nil {
+			return err
+		}
+		s.late.remove(id)
+		s.log.InfoContext(ctx, "pack that was missing is in the index", "pack", id, "error", err)
+	}
+	return nil
+}
+
+// addLocked is insertLocked for a pack whose place in the journal is an old one:
+// chunks that a later pack has too stay there, as they would in a rebuilt index,
+// unless that pack is missing.
+func (s *Store) addLocked(ctx context.Context, id chunk.Digest, entries []pack.Entry) error {
+	l := &looks{s: s, sizes: map[chunk.Digest]int64{}}
+	var missing []pack.Entry
+	for batch := range slices.Chunk(entries, lookupBatch) {
+		held, err := s.held(ctx, l, digestsOf(batch))
+		if err != nil {
+			return err
+		}
+		for i, e := range batch {
+			if !held[i] {
+				missing = append(missing, e)
+			}
+		}
+	}
+	if len(missing) == 0 && s.index.PackApplied(id) {
+		return nil
+	}
+	return s.insertLocked(ctx, id, missing)
 }
 
 // insertLocked points the chunks of a pack there, except copies that are
@@ -180,43 +243,26 @@ func (s *Store) insertLocked(ctx context.Context, id chunk.Digest, entries []pac
 
 // commit makes a pack that is durable in the bucket part of the store: journal
 // first, then index. A crash between the two is mended by reconcile.
-func (s *Store) commit(ctx context.Context, id chunk.Digest, size int64, entries []pack.Entry) error {
+func (s *Store) commit(ctx context.Context, l *looks, p *sealed) error {
 	s.commits.Lock()
 	defer s.commits.Unlock()
-	again := s.catalog.HasPack(id)
-	if err := s.catalog.AddPack(ctx, id, size); err != nil {
+	lost, err := s.lost(ctx, l, p.entries)
+	if err != nil {
+		return err
+	}
+	again := s.catalog.HasPack(p.id)
+	if err := s.catalog.AddPack(ctx, p.id, p.size); err != nil {
 		return err
 	}
 	if again {
-		// Its place in the journal is the old one: chunks that a later pack has too
-		// stay there, as they would in a rebuilt index.
-		var err error
-		if entries, err = s.unknown(ctx, entries); err != nil {
-			return err
-		}
+		err = s.addLocked(ctx, p.id, p.entries)
+	} else {
+		err = s.insertLocked(ctx, p.id, p.entries)
 	}
-	return s.insertLocked(ctx, id, entries)
-}
-
-// unknown returns the entries whose chunks the index does not have.
-func (s *Store) unknown(ctx context.Context, entries []pack.Entry) ([]pack.Entry, error) {
-	var missing []pack.Entry
-	for batch := range slices.Chunk(entries, lookupBatch) {
-		ds := make([]chunk.Digest, len(batch))
-		for i, e := range batch {
-			ds[i] = e.Digest
-		}
-		found, err := s.index.HasBatch(ctx, ds)
-		if err != nil {
-			return nil, err
-		}
-		for i, e := range batch {
-			if !found[i] {
-				missing = append(missing, e)
-			}
-		}
+	for _, cc := range lost {
+		err = errors.Join(err, s.catalog.Condemn(ctx, cc))
 	}
-	return missing, nil
+	return err
 }
 
 // Condemn takes one copy of a chunk out of use, in the journal and then in the
@@ -235,11 +281,16 @@ func (s *Store) condemnLocked(ctx context.Context, d chunk.Digest, loc chunkinde
 	return errors.Join(err, indexErr)
 }
 
-// Has reports for each digest whether the store holds the chunk.
+// Has reports for each digest whether the store holds the chunk: one in a pack
+// that is missing now, it does not.
 func (s *Store) Has(ctx context.Context, ds []chunk.Digest) ([]bool, error) {
+	l, err := s.newLooks(ctx)
+	if err != nil {
+		return nil, err
+	}
 	found := make([]bool, 0, len(ds))
 	for batch := range slices.Chunk(ds, lookupBatch) {
-		ok, err := s.has(ctx, batch)
+		ok, err := s.held(ctx, l, batch)
 		if err != nil {
 			return nil, err
 		}
@@ -248,13 +299,19 @@ func (s *Store) Has(ctx context.Context, ds []chunk.Digest) ([]bool, error) {
 	return found, nil
 }
 
-func (s *Store) has(ctx context.Context, ds []chunk.Digest) ([]bool, error) {
-	s.rebuilding.RLock()
-	defer s.rebuilding.RUnlock()
-	return s.index.HasBatch(ctx, ds)
+// lookup returns for each digest its Location and whether there is one.
+func (s *Store) lookup(ctx context.Context, ds []chunk.Digest) ([]chunkindex.Location, []bool, error) {
+	locs, found, err := s.lookupNow(ctx, ds)
+	if err != nil || !slices.Contains(found, false) || len(s.late.list()) == 0 {
+		return locs, found, err
+	}
+	if err := s.applyLate(ctx); err != nil {
+		return nil, nil, err
+	}
+	return s.lookupNow(ctx, ds)
 }
 
-func (s *Store) lookup(ctx context.Context, ds []chunk.Digest) ([]chunkindex.Location, []bool, error) {
+func (s *Store) lookupNow(ctx context.Context, ds []chunk.Digest) ([]chunkindex.Location, []bool, error) {
 	s.rebuilding.RLock()
 	defer s.rebuilding.RUnlock()
 	return s.index.LookupBatch(ctx, ds)

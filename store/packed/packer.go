@@ -120,7 +120,8 @@ func (w *write) commit(ctx context.Context, p *sealed) error {
 	if err := w.s.bucket.Put(ctx, pack.Key(p.id), p.file, p.size); err != nil {
 		return fmt.Errorf("store pack %s: %w", p.id, err)
 	}
-	if err := w.s.commit(ctx, p.id, p.size, p.entries); err != nil {
+	w.looks.stored(p.id, p.size)
+	if err := w.s.commit(ctx, w.looks, p); err != nil {
 		return err
 	}
 	w.s.metrics.packs.Inc()

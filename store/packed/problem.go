@@ -10,10 +10,10 @@ import (
 type ProblemKind string
 
 const (
-	// PackMissing: the journal names a pack whose object is gone.
+	// PackMissing: the journal names a pack whose object is gone, or something that
+	// is no object has its place.
 	PackMissing ProblemKind = "pack-missing"
-	// PackDamaged: the parts of a pack between its stored chunks are damaged, or
-	// what has its place is no object.
+	// PackDamaged: the parts of a pack between its stored chunks are damaged.
 	PackDamaged ProblemKind = "pack-damaged"
 	// ChunkDamaged: a stored copy of a chunk is not that chunk.
 	ChunkDamaged ProblemKind = "chunk-damaged"
@@ -27,14 +27,12 @@ const (
 type Action string
 
 const (
-	// None: nothing could or had to be done.
+	// None: nothing could or had to be done. Converting the image again stores
+	// anew what is lost with a missing pack, or the pack comes back.
 	None Action = "none"
 	// Condemned: the copy is out of use; converting the image again stores the
 	// chunk anew.
 	Condemned Action = "condemned"
-	// Retired: the pack is out of the journal and the index; converting the
-	// images again stores its chunks anew.
-	Retired Action = "retired"
 	// Repaired: the pack was stored again as it was written.
 	Repaired Action = "repaired"
 	// Reindexed: the index entry was corrected.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 
@@ -47,7 +48,8 @@ var buffers = sync.Pool{New: func() any { return new([]byte) }}
 // grown returns b with length n; its content is undefined.
 func grown(b []byte, n int) []byte { return slices.Grow(b[:0], n)[:n] }
 
-// Get implements store.Getter. A copy found damaged is condemned.
+// Get implements store.Getter. A copy whose bytes are wrong is condemned; one whose
+// pack is missing is a *store.CorruptError as long as it is.
 func (s *Store) Get(ctx context.Context, d chunk.Digest, dst []byte) ([]byte, error) {
 	loc, err := s.locate(ctx, d)
 	if err != nil {
@@ -79,14 +81,24 @@ func (s *Store) locate(ctx context.Context, d chunk.Digest) (chunkindex.Location
 
 // readStored fills p with the stored bytes of one chunk and checks them.
 func (s *Store) readStored(ctx context.Context, d chunk.Digest, loc chunkindex.Location, p []byte) error {
-	err := s.bucket.ReadAt(ctx, pack.Key(loc.Pack), p, loc.Off)
-	if isDamage(err) {
-		return s.damaged(ctx, &store.CorruptError{Want: d, Err: err}, loc)
-	}
-	if err != nil {
-		return fmt.Errorf("read chunk %s: %w", d, err)
+	if err := s.bucket.ReadAt(ctx, pack.Key(loc.Pack), p, loc.Off); err != nil {
+		return s.unread(ctx, d, loc, err)
 	}
 	return s.checkStored(ctx, d, loc, p)
+}
+
+// unread is the error of a chunk whose bytes could not be read. Nothing is condemned
+// for it: a pack that is missing or cut off may be whole again, and then its chunks
+// are good. Until then each read finds out anew, and a Write stores them anew.
+func (s *Store) unread(ctx context.Context, d chunk.Digest, loc chunkindex.Location, err error) error {
+	if !isDamage(err) {
+		return fmt.Errorf("read chunk %s: %w", d, err)
+	}
+	s.metrics.damaged.Inc()
+	if s.broken.add(loc.Pack) {
+		s.log.WarnContext(ctx, "pack is missing or cut off", "pack", loc.Pack, "error", err)
+	}
+	return &store.CorruptError{Want: d, Key: pack.Key(loc.Pack), Off: loc.Off, Err: err}
 }
 
 func (s *Store) checkStored(ctx context.Context, d chunk.Digest, loc chunkindex.Location, stored []byte) error {
@@ -115,7 +127,7 @@ func (s *Store) plain(ctx context.Context, d chunk.Digest, loc chunkindex.Locati
 func (s *Store) damaged(ctx context.Context, e *store.CorruptError, loc chunkindex.Location) error {
 	e.Key, e.Off = pack.Key(loc.Pack), loc.Off
 	s.metrics.damaged.Inc()
-	condemned, err := s.condemnDamaged(context.WithoutCancel(ctx), e.Want, loc)
+	condemned, err := s.condemnDamaged(context.WithoutCancel(ctx), e.Want, loc, false)
 	if err != nil {
 		s.log.ErrorContext(ctx, "damaged chunk not condemned", "chunk", e.Want, "pack", loc.Pack, "off", loc.Off, "error", err)
 	} else if condemned {
@@ -127,8 +139,9 @@ func (s *Store) damaged(ctx context.Context, e *store.CorruptError, loc chunkind
 // condemnDamaged reads the copy once more before it condemns it, and reports
 // whether it did. Since the first read a Write may have stored the same pack
 // anew, and promised its chunks; and what was only damaged on its way here is no
-// reason to store it twice.
-func (s *Store) condemnDamaged(ctx context.Context, d chunk.Digest, loc chunkindex.Location) (bool, error) {
+// reason to store it twice. A copy that is not there at all is not condemned, see
+// unread, unless it is cutOff, of which the caller knows that its pack ends before.
+func (s *Store) condemnDamaged(ctx context.Context, d chunk.Digest, loc chunkindex.Location, cutOff bool) (bool, error) {
 	s.commits.Lock()
 	defer s.commits.Unlock()
 	if s.catalog.IsCondemned(d, loc.Pack, loc.Off) {
@@ -136,11 +149,13 @@ func (s *Store) condemnDamaged(ctx context.Context, d chunk.Digest, loc chunkind
 		return false, err
 	}
 	stored := make([]byte, loc.Stored)
-	err := s.bucket.ReadAt(ctx, pack.Key(loc.Pack), stored, loc.Off)
-	if err != nil && !isDamage(err) {
+	switch err := s.bucket.ReadAt(ctx, pack.Key(loc.Pack), stored, loc.Off); {
+	case cutOff && errors.Is(err, io.ErrUnexpectedEOF):
+	case isDamage(err):
+		return false, nil
+	case err != nil:
 		return false, err
-	}
-	if err == nil {
+	default:
 		if _, bad := verifyStored(nil, d, loc, stored); bad == nil {
 			return false, nil
 		}
@@ -148,7 +163,7 @@ func (s *Store) condemnDamaged(ctx context.Context, d chunk.Digest, loc chunkind
 	return true, s.condemnLocked(ctx, d, loc)
 }
 
-// GetBatch implements store.BatchGetter. Copies found damaged are condemned.
+// GetBatch implements store.BatchGetter, with the errors of Get.
 func (s *Store) GetBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, []byte, error) error) error {
 	a := answers[[]byte]{fn: fn}
 	return s.eachStored(ctx, ds, func(ctx context.Context, w wanted, stored []byte, err error) error {
@@ -300,11 +315,8 @@ func (s *Store) readRange(ctx context.Context, ws []wanted, fn eachFunc) error {
 
 // rangeError is the error of one chunk of a range that was read with err.
 func (s *Store) rangeError(ctx context.Context, w wanted, stored []byte, err error) error {
-	switch {
-	case isDamage(err):
-		return s.damaged(ctx, &store.CorruptError{Want: w.digest, Err: err}, w.loc)
-	case err != nil:
-		return fmt.Errorf("read chunk %s: %w", w.digest, err)
+	if err != nil {
+		return s.unread(ctx, w.digest, w.loc, err)
 	}
 	return s.checkStored(ctx, w.digest, w.loc, stored)
 }

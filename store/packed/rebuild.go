@@ -3,6 +3,8 @@ package packed
 import (
 	"context"
 	"fmt"
+
+	"quarry/store/chunk"
 )
 
 // RebuildStats says what the index has after a Rebuild.
@@ -11,15 +13,19 @@ type RebuildStats struct {
 }
 
 // Rebuild makes the index anew from the journal and the packs: from their
-// footers, or from the records where a footer is damaged. Look-ups and other
+// footers, or from the records where a footer is damaged. Copies that are condemned
+// are read, and those that are good again are taken in. Look-ups and other
 // rebuilds wait for it. Packs that are damaged or missing are told to report,
-// which may be nil, and do not end it. When it is stopped, the next Open
-// finishes it.
+// which may be nil, and do not end it: one that comes back is taken in when its
+// chunks are asked for. When it is stopped, the next Open finishes it.
 func (s *Store) Rebuild(ctx context.Context, report func(Problem)) (RebuildStats, error) {
 	s.upkeep.Lock()
 	defer s.upkeep.Unlock()
 	s.commits.Lock()
 	defer s.commits.Unlock()
+	if err := s.liftAllLocked(ctx); err != nil {
+		return RebuildStats{}, fmt.Errorf("rebuild chunk index: %w", err)
+	}
 	s.rebuilding.Lock()
 	defer s.rebuilding.Unlock()
 	st, err := s.rebuildLocked(ctx, report)
@@ -27,6 +33,27 @@ func (s *Store) Rebuild(ctx context.Context, report func(Problem)) (RebuildStats
 		return RebuildStats{}, fmt.Errorf("rebuild chunk index: %w", err)
 	}
 	return st, nil
+}
+
+// liftAllLocked is liftLocked for every pack with condemned copies.
+func (s *Store) liftAllLocked(ctx context.Context) error {
+	condemned := map[chunk.Digest]bool{}
+	for _, cc := range s.catalog.Condemned() {
+		condemned[cc.Pack] = true
+	}
+	for _, p := range s.catalog.Packs() {
+		if !condemned[p.ID] {
+			continue
+		}
+		entries, _, err := s.entries(ctx, p.ID)
+		if err != nil && !isDamage(err) {
+			return err
+		}
+		if _, err := s.liftLocked(ctx, p, entries); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Store) rebuildLocked(ctx context.Context, report func(Problem)) (st RebuildStats, err error) {

@@ -48,7 +48,10 @@ func (s *Store) WriteStats(ctx context.Context, fn func(context.Context, store.P
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stages when fn panics
 	g, ctx := errgroup.WithContext(ctx)
-	w := newWrite(ctx, s)
+	w, err := newWrite(ctx, s)
+	if err != nil {
+		return Stats{}, err
+	}
 	for range s.cfg.Workers {
 		g.Go(func() error { return each(ctx, w.work, w.prepare) })
 	}
@@ -63,7 +66,7 @@ func (s *Store) WriteStats(ctx context.Context, fn func(context.Context, store.P
 		cancel() // the open pack is thrown away
 	}
 	w.finish()
-	err := g.Wait()
+	err = g.Wait()
 	if fnErr != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		err = fnErr
 	}
@@ -114,9 +117,10 @@ type item struct {
 type write struct {
 	s      *Store
 	ctx    context.Context // of the whole Write: it ends when a stage fails
-	free   chan *batch     // batches nobody uses
-	work   chan *batch     // to the workers
-	order  chan *batch     // the same batches to the packer
+	looks  *looks
+	free   chan *batch // batches nobody uses
+	work   chan *batch // to the workers
+	order  chan *batch // the same batches to the packer
 	sealed chan *sealed
 
 	put     sync.Mutex // guards what follows; held while waiting for a free batch
@@ -136,10 +140,14 @@ type write struct {
 	pending map[chunk.Digest]struct{}
 }
 
-func newWrite(ctx context.Context, s *Store) *write {
+func newWrite(ctx context.Context, s *Store) (*write, error) {
+	l, err := s.newLooks(ctx)
+	if err != nil {
+		return nil, err
+	}
 	n := s.cfg.Workers + 2 // one being filled, one for the packer
 	w := &write{
-		s: s, ctx: ctx,
+		s: s, ctx: ctx, looks: l,
 		free: make(chan *batch, n), work: make(chan *batch, n), order: make(chan *batch, n),
 		sealed:  make(chan *sealed),
 		pending: map[chunk.Digest]struct{}{},
@@ -147,7 +155,7 @@ func newWrite(ctx context.Context, s *Store) *write {
 	for range n {
 		w.free <- &batch{ready: make(chan struct{}, 1)}
 	}
-	return w
+	return w, nil
 }
 
 // Put implements store.Putter.
@@ -244,7 +252,7 @@ func (w *write) prepare(ctx context.Context, b *batch) error {
 	for i := range b.items {
 		ds[i] = b.items[i].digest
 	}
-	known, err := w.s.Has(ctx, ds)
+	known, err := w.s.held(ctx, w.looks, ds)
 	if err != nil {
 		return err
 	}
