@@ -78,6 +78,8 @@ lint: $(BIN)/staticcheck
 	@bad=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); if [ -n "$$bad" ]; then echo "not gofmt-ed: $$bad"; exit 1; fi
 	go vet ./...
 	$(BIN)/staticcheck ./...
+	go vet -tags vm ./nbd/attach
+	$(BIN)/staticcheck -tags vm ./nbd/attach
 
 # What reads bytes from outside, 30 s each.
 FUZZ := converter:FuzzLayerStack converter/layer:FuzzRead converter/oci:FuzzOpen internal/inflate:FuzzReader rafs:FuzzDecode rafs:FuzzPatched store/cache:FuzzIndex store/trace:FuzzDecode store/trace:FuzzStream nbd/attach:FuzzNetlink

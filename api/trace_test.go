@@ -148,6 +148,53 @@ func TestAStartHasTheListThatRunsAgreeOnWithItsChunks(t *testing.T) {
 	}
 }
 
+// The store reads neighbours at once, in the order of their places; the sandbox waits
+// for the first of the list.
+func TestTheFirstChunksOfAListComeFirst(t *testing.T) {
+	w := newTracing(t, nil)
+	img := w.Publish(t, "team/a:1", 60, 1)
+	var list []uint32
+	for n := uint32(40); n > 0; n-- {
+		list = append(list, n)
+	}
+	w.ran(t, img, list...)
+	w.ran(t, img, list...)
+	h := w.start(t, img, "")
+	if len(h.chunks) != len(list) || !slices.Equal(slices.Sorted(slices.Values(h.chunks[:8])), []uint32{33, 34, 35, 36, 37, 38, 39, 40}) {
+		t.Errorf("the chunks came as %v", h.chunks)
+	}
+}
+
+func TestOneStartOfEightIsToBeRecordedOnceThereIsAList(t *testing.T) {
+	w := newTracing(t, nil)
+	img := w.Publish(t, "team/a:1", 40, 1)
+	enough := func(query, accept string) bool {
+		a := ask(t, "GET", w.srv.URL+"/v1/start/"+img.Ref.String()+query, "", "Accept", accept)
+		switch got := a.Header.Get(api.HeaderTrace); {
+		case a.StatusCode != 200, got != "" && got != api.TraceEnough:
+			t.Fatalf("status %d, %s %q", a.StatusCode, api.HeaderTrace, got)
+		default:
+			return got != ""
+		}
+		return false
+	}
+	for runs := range 2 {
+		if enough("", api.TypeStart2) {
+			t.Errorf("after %d runs there is enough", runs)
+		}
+		w.ran(t, img, 7, 3)
+	}
+	// Those that record nothing do not count.
+	if enough("", api.TypeStart) || enough("?have="+w.ID(t, img).Hex(), api.TypeStart2) {
+		t.Error("told who gets no chunks")
+	}
+	for i := 1; i <= 16; i++ {
+		if got, want := enough("", api.TypeStart2), i%8 != 0; got != want {
+			t.Errorf("start %d: enough %t, want %t", i, got, want)
+		}
+	}
+}
+
 func TestAChunkThatCannotBeReadIsLeftOut(t *testing.T) {
 	w := newTracing(t, nil)
 	img := w.Publish(t, "team/a:1", 40, 1)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"quarry/internal/erofstest"
 	"quarry/internal/need"
 	"quarry/store/mem"
 )
@@ -255,7 +256,7 @@ func TestBug38BigFiles(t *testing.T) {
 	flat, _ := flatten(t, c, tr)
 	file := filepath.Join(t.TempDir(), "image")
 	writeTo(t, file, flat)
-	mnt := mountLoop(t, file) // fsck.erofs would read every hole
+	mnt := erofstest.Mount(t, file) // fsck.erofs would read every hole
 	for _, size := range sizes {
 		f, err := os.Open(filepath.Join(mnt, fmt.Sprint(size)))
 		if err != nil {

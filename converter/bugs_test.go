@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"quarry/converter"
 	"quarry/converter/tree"
+	"quarry/internal/erofstest"
 	"quarry/internal/need"
 	"quarry/internal/testimage"
 	"quarry/rafs"
@@ -275,7 +275,7 @@ func mount(t testing.TB, s chunks.Getter, tr *rafs.Tree) string {
 	}
 	file := filepath.Join(dir, "image")
 	writeTo(t, file, flat)
-	return mountLoop(t, file)
+	return erofstest.Mount(t, file)
 }
 
 // flatten returns a tree's bootstrap and data as one device, and where data begins.
@@ -306,47 +306,4 @@ func writeTo(t testing.TB, path string, p []byte) {
 	if err := os.WriteFile(path, p, 0o600); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// mountLoop mounts an EROFS image file. mount(8) would do, but it looks at all
-// loop devices and hangs with one whose server has died.
-func mountLoop(t testing.TB, file string) string {
-	t.Helper()
-	backing, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer backing.Close()
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer control.Close()
-	config := unix.LoopConfig{Fd: uint32(backing.Fd())}
-	config.Info.Flags = unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR
-	var loop *os.File
-	for err = unix.EBUSY; err == unix.EBUSY; { // another process took the free one
-		n, ctlErr := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-		if ctlErr != nil {
-			t.Fatal(ctlErr)
-		}
-		if loop, err = os.Open(fmt.Sprintf("/dev/loop%d", n)); err != nil {
-			t.Fatal(err)
-		}
-		defer loop.Close()
-		err = unix.IoctlLoopConfigure(int(loop.Fd()), &config)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	mnt := t.TempDir()
-	if err := unix.Mount(loop.Name(), mnt, "erofs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(mnt, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	return mnt
 }

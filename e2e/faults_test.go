@@ -34,7 +34,7 @@ func faults() []fault {
 		{name: "cache disk: bits flipped", prime: true, again: true, strike: flipCache, want: all(right)},
 		{name: "cache disk: full", small: true, strike: fillCache, want: all(right)},
 		{name: "cache disk: removed", prime: true, again: true, strike: removeCache, want: all(right)},
-		{name: "tag moved", shared: true, strike: moveTag, mend: moveBack, want: [4]string{"", right, right, right}},
+		{name: "tag moved", shared: true, alive: true, moves: true, strike: moveTag, mend: moveBack, want: all(right)},
 	}
 }
 

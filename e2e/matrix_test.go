@@ -61,6 +61,7 @@ type fault struct {
 	alive  bool              // before a mount, the image is mounted in another place
 	small  bool              // the cache has a small disk of its own
 	again  bool              // what is on the cache disk has to come from the store again
+	moves  bool              // whoever mounts during it gets the other image
 	want   [4]string         // by column: what happens; "" is a cell that makes no sense
 }
 
@@ -73,9 +74,11 @@ type matrix struct {
 	data   string
 	server *lab.Server
 	image  string // OCI layout
-	moved  string // another, for the tag that moves
 	tree   knownTree
 	size   int64 // of the files of tree
+
+	moved     string // another layout, for the tag that moves
+	movedTree knownTree
 }
 
 // cell is one fault at one time.
@@ -86,6 +89,7 @@ type cell struct {
 	net    *proxy.Proxy
 	worker string
 	mount  string
+	tree   knownTree    // what its mount has
 	log    bytes.Buffer // what commands said
 }
 
@@ -165,7 +169,7 @@ func newMatrix(t *testing.T) *matrix {
 	addBusybox(t, root)
 	writeLayout(t, m.image, root)
 	other := l.Path("other")
-	writeKnown(t, other, matrixFiles, 2)
+	m.movedTree, _ = writeKnown(t, other, matrixFiles, 2)
 	addBusybox(t, other)
 	writeLayout(t, m.moved, other)
 	if _, err := l.Convert(t.Context(), m.data, "oci:"+m.image, matrixImage); err != nil {
@@ -180,7 +184,7 @@ func newMatrix(t *testing.T) *matrix {
 
 // newCell makes a worker and a network for one cell.
 func (m *matrix) newCell(ctx context.Context, f fault, name string) (*cell, error) {
-	c := &cell{matrix: m, fault: f, ctx: ctx, worker: m.Path("w" + name), mount: m.Path("m" + name)}
+	c := &cell{matrix: m, fault: f, ctx: ctx, worker: m.Path("w" + name), mount: m.Path("m" + name), tree: m.tree}
 	if err := errors.Join(os.Mkdir(c.worker, 0o700), os.Mkdir(c.mount, 0o700)); err != nil {
 		return nil, err
 	}
@@ -431,6 +435,9 @@ func (c *cell) beforeMount() (string, error) {
 	}
 	if err := c.strike(c); err != nil {
 		return "", err
+	}
+	if c.moves {
+		c.tree = c.movedTree
 	}
 	mounted := make(chan error, 1)
 	go func() { mounted <- c.mountAt(c.mount) }() // ends with the cell's time

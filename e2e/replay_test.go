@@ -31,11 +31,7 @@ func newMachine(t *testing.T) *machine {
 	t.Helper()
 	need.Root(t)
 	need.Tool(t, "umoci")
-	base, err := os.MkdirTemp("", "q") // short: a socket's path is limited
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &machine{t: t, base: base}
+	m := &machine{t: t, base: need.ShortDir(t)}
 	t.Cleanup(m.end)
 	for _, prog := range []string{"quarry", "quarry-shim"} {
 		m.install(prog)
@@ -253,10 +249,7 @@ func TestReplayAcrossKilledReaders(t *testing.T) {
 	old := m.publish("t/x")
 	at := m.mount("t/x")
 	readers := m.readers(6, old, at)
-	kills := 50
-	if testing.Short() {
-		kills = 10
-	}
+	const kills = 50
 	last := 0
 	for n := range kills {
 		last = m.newReader(last)

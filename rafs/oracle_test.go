@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/erofs/go-erofs"
+	"quarry/internal/erofstest"
 	"quarry/internal/need"
 	"quarry/rafs"
 )
@@ -41,7 +42,7 @@ func TestKernelAgrees(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			boot, m := s.encode(t)
 			flat := writeFile(t, filepath.Join(t.TempDir(), "flat.img"), s.flatten(boot, m))
-			compareMounted(t, s, mountErofs(t, flat))
+			compareMounted(t, s, erofstest.Mount(t, flat))
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"quarry/internal/erofstest"
 	"quarry/internal/need"
 	"quarry/rafs"
 	"quarry/rafs/foreign"
@@ -47,7 +48,7 @@ func TestStockImageMounted(t *testing.T) {
 		s.data[br.Digests[i]] = p
 		copy(flat[start+int(meta.DevOff):], p)
 	}
-	compareMounted(t, s, mountErofs(t, writeFile(t, filepath.Join(t.TempDir(), "flat.img"), flat)))
+	compareMounted(t, s, erofstest.Mount(t, writeFile(t, filepath.Join(t.TempDir(), "flat.img"), flat)))
 
 	if _, err := rafs.Decode(boot); err == nil || !strings.Contains(err.Error(), "meta block address is 0x2, want 0x1") {
 		t.Errorf("our strict reader says of a stock bootstrap: %v", err)

@@ -167,7 +167,7 @@ func FuzzDecodeRecord(f *testing.F) {
 		}
 		once, err := json.Marshal(r)
 		if err != nil {
-			t.Skip("a time that can be read and not written")
+			return // a time that can be read and not written
 		}
 		again, err := worker.DecodeRecord(once)
 		if err != nil {

@@ -196,15 +196,7 @@ func TestLocalJobsOverAUnixSocket(t *testing.T) {
 		},
 		Rebuild: func(context.Context) (api.RebuildResult, error) { return api.RebuildResult{Packs: 3}, nil },
 	})
-	socket := filepath.Join(t.TempDir(), "quarry.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := api.NewServer(h)
-	go srv.Serve(l) // ends with Close
-	t.Cleanup(func() { srv.Close() })
-	c := connect(t, client.Config{Socket: socket})
+	c, _ := local(t, h)
 
 	var steps []int64
 	got, err := c.Convert(t.Context(), api.ConvertRequest{Source: "oci:x", Name: "a:b"}, func(p api.Progress) {
@@ -409,4 +401,18 @@ func TestJobsWaitForTheirTurn(t *testing.T) {
 	if most.Load() > 2 {
 		t.Errorf("%d jobs ran at once, want at most 2", most.Load())
 	}
+}
+
+// local serves a handler on a socket, as a data folder's owner does.
+func local(t *testing.T, h *api.Handler) (c *client.Client, socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "quarry.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := api.NewServer(h)
+	go srv.Serve(l) // ends with Close
+	t.Cleanup(func() { srv.Close() })
+	return connect(t, client.Config{Socket: socket}), socket
 }

@@ -8,14 +8,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 
 	"quarry/api"
 	"quarry/api/apitest"
-	"quarry/api/client"
 	"quarry/store/chunk"
 )
 
@@ -53,15 +51,7 @@ func TestCredentialsReachTheConversionAndNothingElse(t *testing.T) {
 			return api.ConvertResult{Name: req.Name, Source: chunk.Sum(nil)}, nil
 		},
 	})
-	socket := filepath.Join(t.TempDir(), "quarry.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := api.NewServer(h)
-	go srv.Serve(l) // ends with Close
-	t.Cleanup(func() { srv.Close() })
-	c := connect(t, client.Config{Socket: socket})
+	c, socket := local(t, h)
 
 	want := api.Credentials{Username: "u", Password: hidden, IdentityToken: hidden, RegistryToken: hidden}
 	req := api.ConvertRequest{Source: "registry://127.0.0.1:1/x", Name: "a:b", Credentials: &want}
@@ -69,7 +59,7 @@ func TestCredentialsReachTheConversionAndNothingElse(t *testing.T) {
 		t.Fatalf("the conversion got %v, error %v", got.Credentials, err)
 	}
 	req.Name = "fail:1"
-	_, err = c.Convert(t.Context(), req, nil)
+	_, err := c.Convert(t.Context(), req, nil)
 	if err == nil || strings.Contains(err.Error(), hidden) || !strings.Contains(err.Error(), "[redacted]") {
 		t.Errorf("error %v", err)
 	}

@@ -64,6 +64,9 @@ func TestTheRestOfAStartIsForTheCaller(t *testing.T) {
 	if list, chunks, err := listed(t, rest); err != io.EOF || list != 3 || chunks != 3 {
 		t.Errorf("got %d numbers, %d chunks, %v", list, chunks, err)
 	}
+	if r, ok := rest.(client.Rest); !ok || !r.Enough {
+		t.Errorf("got a %T, %+v, want word that two runs are enough", rest, rest)
+	}
 	rest.Close()
 	id := s.id
 	s.have = &id

@@ -11,10 +11,7 @@ import (
 // TestStormOfReaders kills the reader every 200 ms while processes read and
 // compare: no read fails. How long they stall is printed.
 func TestStormOfReaders(t *testing.T) {
-	kills := 50
-	if testing.Short() {
-		kills = 10
-	}
+	const kills = 50
 	r := newRig(t)
 	r.startShim()
 	manifest := filepath.Join(t.TempDir(), "manifest")

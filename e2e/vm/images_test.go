@@ -106,20 +106,27 @@ type diskImage struct {
 	tree chunk.Digest // what the signed statement says
 }
 
+// signedImage returns a store's image, as its statement says.
+func signedImage(t *testing.T, c *client.Client, keys, name string) *image.Verified {
+	t.Helper()
+	trust, err := signer.LoadTrust(keys)
+	check(t, err)
+	ref, err := image.ParseRef(name)
+	check(t, err)
+	doc, err := c.Image(t.Context(), ref, image.HostPlatform())
+	check(t, err)
+	v, err := image.Verify(doc.Image, doc.Name, image.Want{Ref: ref, Platform: image.HostPlatform(), Trust: trust})
+	check(t, err)
+	return v
+}
+
 // writeDisk writes an image of a store as NAME.boot, NAME.data and NAME.flat.
 func writeDisk(t *testing.T, url, keys, ref, dir, name string) diskImage {
 	t.Helper()
 	c, err := client.New(client.Config{URL: url})
 	check(t, err)
 	defer c.Close()
-	trust, err := signer.LoadTrust(keys)
-	check(t, err)
-	r, err := image.ParseRef(ref)
-	check(t, err)
-	doc, err := c.Image(t.Context(), r, image.HostPlatform())
-	check(t, err)
-	v, err := image.Verify(doc.Image, doc.Name, image.Want{Ref: r, Platform: image.HostPlatform(), Trust: trust})
-	check(t, err)
+	v := signedImage(t, c, keys, ref)
 	boot, err := c.Bootstrap(t.Context(), v.Statement.Bootstrap, v.Statement.BootstrapSize)
 	check(t, err)
 	im, err := rafs.Decode(boot)
@@ -127,23 +134,24 @@ func writeDisk(t *testing.T, url, keys, ref, dir, name string) diskImage {
 	d, err := blockdev.New(blockdev.Config{Bootstrap: boot, Image: im, Chunks: c})
 	check(t, err)
 	defer d.Close()
+	flat := filepath.Join(dir, name+".flat")
+	check(t, copyDevice(t.Context(), d, flat))
 	// Kernels before Linux 6.4 take bootstrap and data as two devices.
-	check(t, copyDevice(t.Context(), d, 0, int64(len(boot)), filepath.Join(dir, name+".boot")))
-	check(t, copyDevice(t.Context(), d, im.Blob.MappedOff, d.Size(), filepath.Join(dir, name+".data")))
-	check(t, copyDevice(t.Context(), d, 0, d.Size(), filepath.Join(dir, name+".flat")))
+	check(t, copyPart(flat, 0, int64(len(boot)), filepath.Join(dir, name+".boot")))
+	check(t, copyPart(flat, im.Blob.MappedOff, d.Size(), filepath.Join(dir, name+".data")))
 	return diskImage{name, v.Statement.Tree}
 }
 
-// copyDevice writes the bytes [off, end) of a device to a file.
-func copyDevice(ctx context.Context, d nbd.Device, off, end int64, to string) error {
+// copyDevice writes a device to a file.
+func copyDevice(ctx context.Context, d nbd.Device, to string) error {
 	f, err := os.Create(to)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	p := make([]byte, 4<<20)
-	for ; off < end; off += int64(len(p)) {
-		p = p[:min(int64(len(p)), end-off)]
+	for off := int64(0); off < d.Size(); off += int64(len(p)) {
+		p = p[:min(int64(len(p)), d.Size()-off)]
 		if err := d.ReadAt(ctx, p, off); err != nil {
 			return err
 		}
@@ -154,6 +162,27 @@ func copyDevice(ctx context.Context, d nbd.Device, off, end int64, to string) er
 	return f.Close()
 }
 
+// copyPart writes the bytes [off, end) of a file to another.
+func copyPart(from string, off, end int64, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if _, err := in.Seek(off, io.SeekStart); err != nil {
+		return err
+	}
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	if _, err := io.CopyN(out, in, end-off); err != nil {
+		return err
+	}
+	return out.Close()
+}
+
 func check(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -161,41 +190,50 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// rig is a shared folder with the programs, the images as files, and a data
-// folder for the worker.
+// share is what the guests of a test have in common: a folder with the programs
+// in bin, and with nbd/attach's tests.
+type share struct {
+	lab *lab.Lab
+	dir string
+}
+
+func newShare(t *testing.T) share {
+	t.Helper()
+	need.Root(t)
+	l, err := lab.New()
+	check(t, err)
+	t.Cleanup(func() { check(t, l.Close()) })
+	s := share{lab: l, dir: l.Path("share")}
+	check(t, os.MkdirAll(filepath.Join(s.dir, "bin"), 0o755))
+	for _, program := range []string{"quarry", "quarry-shim", "runsc"} {
+		copyFile(t, need.Tool(t, program), filepath.Join(s.dir, "bin", program))
+	}
+	return s
+}
+
+// rig is a share with the images as files, and a data folder for the worker.
 type rig struct {
-	share string
+	share
 	disks []diskImage
 }
 
 func newRig(t *testing.T) rig {
-	need.Root(t)
-	runsc := need.Tool(t, "runsc")
 	debian := filepath.Join(os.Getenv("QUARRY_IMAGES"), "debian")
 	if _, err := os.Stat(filepath.Join(debian, "index.json")); err != nil || !filepath.IsAbs(debian) {
 		need.Missing(t, "the Debian image (make images makes it; QUARRY_IMAGES names its folder)")
 	}
-	l, err := lab.New()
-	check(t, err)
-	t.Cleanup(func() { check(t, l.Close()) })
-	r := rig{share: l.Path("share")}
-	check(t, os.MkdirAll(filepath.Join(r.share, "bin"), 0o755))
-	for _, program := range []string{"quarry", "quarry-shim"} {
-		copyFile(t, need.Tool(t, program), filepath.Join(r.share, "bin", program))
-	}
-	copyFile(t, runsc, filepath.Join(r.share, "bin", "runsc"))
-
+	r := rig{share: newShare(t)}
 	odd := testimage.Build(t, testimage.Layer{Entries: oddEntries(t, 0)})
 	part := testimage.Build(t, testimage.Layer{Tar: partOf(t, debian), Codec: "none"})
 	for _, im := range []struct{ name, source string }{
 		{"odd", odd.Source("")}, {"part", part.Source("")}, {"debian", "oci:" + debian},
 	} {
-		data := l.Path("share", im.name+".store")
-		_, err = l.Convert(t.Context(), data, im.source, "t/"+im.name)
+		data := filepath.Join(r.dir, im.name+".store")
+		_, err := r.lab.Convert(t.Context(), data, im.source, "t/"+im.name)
 		check(t, err)
-		s, err := l.Serve(t.Context(), data)
+		s, err := r.lab.Serve(t.Context(), data)
 		check(t, err)
-		r.disks = append(r.disks, writeDisk(t, s.URL, filepath.Join(data, "keys"), "t/"+im.name, r.share, im.name))
+		r.disks = append(r.disks, writeDisk(t, s.URL, filepath.Join(data, "keys"), "t/"+im.name, r.dir, im.name))
 		check(t, s.Stop())
 	}
 	return r

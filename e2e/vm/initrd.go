@@ -25,9 +25,10 @@ var (
 // image as the worker does.
 var baseModules = []string{"virtio_pci", "9pnet_virtio", "9p", "loop", "fuse", "erofs", "overlay"}
 
-// writeInitrd makes the initial ramfs: busybox, the two scripts, and the modules
-// with what they depend on. work is an empty folder.
-func (k *Kernel) writeInitrd(ctx context.Context, work string, modules []string) (string, error) {
+// writeInitrd makes the initial ramfs: busybox, the two scripts, the modules with
+// what they depend on, and those that are only there to be loaded. work is an empty
+// folder.
+func (k *Kernel) writeInitrd(ctx context.Context, work string, modules, loadable []string) (string, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return "", err
@@ -44,6 +45,9 @@ func (k *Kernel) writeInitrd(ctx context.Context, work string, modules []string)
 	}
 	list, err := k.copyModules(ctx, filepath.Join(root, "modules"), modules)
 	if err != nil {
+		return "", err
+	}
+	if _, err := k.copyModules(ctx, filepath.Join(root, "modules"), loadable); err != nil {
 		return "", err
 	}
 	err = errors.Join(

@@ -2,22 +2,17 @@ package vm_test
 
 import (
 	"bufio"
-	"context"
 	_ "embed"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"quarry/e2e/lab"
 	"quarry/e2e/vm"
+	"quarry/internal/erofstest"
 )
 
 //go:embed guest.sh
@@ -33,15 +28,26 @@ func TestKernelsSeeTheSameTree(t *testing.T) {
 	guests := []struct {
 		suite vm.Suite
 		forms []string
-	}{{vm.Linux6_1, []string{"split"}}, {vm.Linux6_12, []string{"split", "flat"}}}
+		last  string // a script about NBD
+	}{
+		{vm.Linux6_1, []string{"split"}, withoutScript},
+		{vm.Linux6_12, []string{"split", "flat"}, withoutScript + lastScript},
+	}
 	kernels := map[string]*vm.Kernel{}
 	for _, g := range guests {
 		kernels[g.suite.Name] = kernel(t, g.suite)
 	}
 	r := newRig(t)
+	bringAttachTests(t, r.dir)
 	t.Run("native", r.native)
 	for _, g := range guests {
-		t.Run(g.suite.Name, func(t *testing.T) { r.guest(t, kernels[g.suite.Name], g.forms) })
+		t.Run(g.suite.Name, func(t *testing.T) {
+			t.Parallel()
+			runGuest(t, vm.Machine{
+				Kernel: kernels[g.suite.Name], Share: r.dir, Loadable: []string{"nbd"},
+				Script: fmt.Sprintf("CHECKS=%q\n", r.checks(g.forms)) + guestScript + attachTests + g.last,
+			})
+		})
 	}
 }
 
@@ -49,7 +55,9 @@ func TestKernelsSeeTheSameTree(t *testing.T) {
 // take a quarter of it on an idle one.
 const guestLimit = 12 * time.Minute
 
-func (r rig) guest(t *testing.T, k *vm.Kernel, forms []string) {
+// checks are the images that a guest mounts, in each of the forms, as guest.sh
+// takes them.
+func (r rig) checks(forms []string) string {
 	var checks []string
 	for _, im := range r.disks {
 		for _, form := range forms {
@@ -58,20 +66,7 @@ func (r rig) guest(t *testing.T, k *vm.Kernel, forms []string) {
 			}
 		}
 	}
-	script := fmt.Sprintf("CHECKS=%q\n", strings.Join(checks, " ")) + guestScript
-	ctx, cancel := context.WithTimeout(t.Context(), guestLimit)
-	defer cancel()
-	console, done := logLines(t)
-	got, err := vm.Machine{Kernel: k, Share: r.share, Script: script, Console: console}.Run(ctx)
-	console.Close()
-	<-done
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("Linux %s: %s from boot to power-off", k.Release, got.Took.Round(100*time.Millisecond))
-	if got.Status != 0 {
-		t.Fatalf("the guest's script ended with status %d:\n%s", got.Status, got.Tail)
-	}
+	return strings.Join(checks, " ")
 }
 
 // logLines returns a writer whose lines go to the test's log as they come, and
@@ -91,16 +86,18 @@ func logLines(t *testing.T) (io.WriteCloser, <-chan struct{}) {
 }
 
 func (r rig) native(t *testing.T) {
-	var l lab.Lab
 	for _, im := range r.disks {
 		for _, form := range []string{"split", "flat"} {
-			mnt := t.TempDir()
-			if err := r.mountFiles(im.name, form, mnt); err != nil {
-				t.Errorf("%s as %s: %v", im.name, form, err)
-				continue
+			files := []string{".flat"}
+			if form == "split" {
+				files = []string{".boot", ".data"}
 			}
-			out, err := l.Quarry(t.Context(), "treedigest", mnt)
-			if err := errors.Join(err, unix.Unmount(mnt, 0)); err != nil {
+			for i := range files {
+				files[i] = filepath.Join(r.dir, im.name+files[i])
+			}
+			mnt := erofstest.Mount(t, files[0], files[1:]...)
+			out, err := r.lab.Quarry(t.Context(), "treedigest", mnt)
+			if err != nil {
 				t.Error(err)
 			}
 			if got := strings.TrimSpace(out); got != im.tree.String() {
@@ -108,60 +105,4 @@ func (r rig) native(t *testing.T) {
 			}
 		}
 	}
-}
-
-// mountFiles mounts an image's files on this machine. The loop devices go with
-// the mount.
-func (r rig) mountFiles(name, form, mnt string) error {
-	first, options := name+".flat", ""
-	if form == "split" {
-		data, err := bindLoop(filepath.Join(r.share, name+".data"))
-		if err != nil {
-			return err
-		}
-		defer data.Close()
-		first, options = name+".boot", "device="+data.Name()
-	}
-	boot, err := bindLoop(filepath.Join(r.share, first))
-	if err != nil {
-		return err
-	}
-	defer boot.Close()
-	return unix.Mount(boot.Name(), mnt, "erofs", unix.MS_RDONLY, options)
-}
-
-// bindLoop binds a file to a free loop device, which clears itself with its last
-// user.
-func bindLoop(path string) (*os.File, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer control.Close()
-	config := unix.LoopConfig{Fd: uint32(file.Fd())}
-	config.Info.Flags = unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR
-	// Somebody else may take the free device first; 64 times in a row is no race.
-	for range 64 {
-		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-		if err != nil {
-			return nil, err
-		}
-		loop, err := os.Open(fmt.Sprint("/dev/loop", n))
-		if err != nil {
-			return nil, err
-		}
-		if err = unix.IoctlLoopConfigure(int(loop.Fd()), &config); err == nil {
-			return loop, nil
-		}
-		loop.Close()
-		if !errors.Is(err, unix.EBUSY) {
-			return nil, fmt.Errorf("bind %s: %w", loop.Name(), err)
-		}
-	}
-	return nil, errors.New("every free loop device was taken by others")
 }

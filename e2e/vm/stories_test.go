@@ -13,63 +13,39 @@ import (
 	"golang.org/x/sys/unix"
 
 	"quarry/api/client"
-	"quarry/e2e/lab"
 	"quarry/e2e/vm"
-	"quarry/internal/need"
 	"quarry/internal/testimage"
 	"quarry/nbd/attach"
-	"quarry/signer"
-	"quarry/store/image"
 )
 
 //go:embed stories.sh
 var storiesScript string
 
-// storyRig is a shared folder with the programs and a data folder of two images.
+// storyRig is a share with a data folder of two images.
 type storyRig struct {
-	share    string
+	share
 	one, two string // tree digests, as signed
 }
 
 func newStoryRig(t *testing.T) storyRig {
-	need.Root(t)
-	l, err := lab.New()
-	check(t, err)
-	t.Cleanup(func() { check(t, l.Close()) })
-	r := storyRig{share: l.Path("share")}
-	check(t, os.MkdirAll(filepath.Join(r.share, "bin"), 0o755))
-	for _, program := range []string{"quarry", "quarry-shim", "runsc"} {
-		copyFile(t, need.Tool(t, program), filepath.Join(r.share, "bin", program))
-	}
-	data := l.Path("share", "store")
+	t.Helper()
+	r := storyRig{share: newShare(t)}
+	data := filepath.Join(r.dir, "store")
 	for seed, name := range []string{"t/one", "t/two"} {
 		im := testimage.Build(t, testimage.Layer{Entries: oddEntries(t, byte(seed))})
-		_, err = l.Convert(t.Context(), data, im.Source(""), name)
+		_, err := r.lab.Convert(t.Context(), data, im.Source(""), name)
 		check(t, err)
 	}
-	s, err := l.Serve(t.Context(), data)
+	s, err := r.lab.Serve(t.Context(), data)
 	check(t, err)
-	r.one = signedTree(t, s.URL, filepath.Join(data, "keys"), "t/one")
-	r.two = signedTree(t, s.URL, filepath.Join(data, "keys"), "t/two")
-	check(t, s.Stop())
-	return r
-}
-
-// signedTree returns the tree digest that an image's statement names.
-func signedTree(t *testing.T, url, keys, name string) string {
-	t.Helper()
-	c, err := client.New(client.Config{URL: url})
+	c, err := client.New(client.Config{URL: s.URL})
 	check(t, err)
 	defer c.Close()
-	trust, err := signer.LoadTrust(keys)
-	check(t, err)
-	ref, err := image.ParseRef(name)
-	check(t, err)
-	doc, err := c.Image(t.Context(), ref, image.HostPlatform())
-	check(t, err)
-	v, err := image.Verify(doc.Image, doc.Name, image.Want{Ref: ref, Platform: image.HostPlatform(), Trust: trust})
-	check(t, err)
-	return v.Statement.Tree.String()
+	keys := filepath.Join(data, "keys")
+	r.one = signedImage(t, c, keys, "t/one").Statement.Tree.String()
+	r.two = signedImage(t, c, keys, "t/two").Statement.Tree.String()
+	check(t, s.Stop())
+	return r
 }
 
 // script is the stories for an attach mode, with their data in the folder work.
@@ -83,14 +59,14 @@ func (r storyRig) script(mode attach.Mode, work, store string) string {
 func TestKernelNBD(t *testing.T) {
 	kernels := []*vm.Kernel{kernel(t, vm.Linux6_1), kernel(t, vm.Linux6_12)}
 	r := newStoryRig(t)
-	bringAttachTests(t, r.share)
+	bringAttachTests(t, r.dir)
 	const setUp = "set -eu\ncp /host/bin/* /bin/\ncp -a /host/store /tmp/store\nmkdir /tmp/w\n"
 	for _, k := range kernels {
 		t.Run(k.Suite, func(t *testing.T) {
 			t.Parallel()
 			runGuest(t, vm.Machine{
-				Kernel: k, Share: r.share, Modules: []string{nbdModule},
-				Script: setUp + attachScript + r.script(attach.ModeNBD, "/tmp/w", "/tmp/store"),
+				Kernel: k, Share: r.dir, Modules: []string{nbdModule},
+				Script: setUp + attachTests + attachScript + r.script(attach.ModeNBD, "/tmp/w", "/tmp/store"),
 			})
 		})
 	}
@@ -102,8 +78,8 @@ func TestStoriesHere(t *testing.T) {
 	work := t.TempDir()
 	console, done := logLines(t)
 	cmd := exec.CommandContext(t.Context(), "sh")
-	cmd.Args = append(cmd.Args, "-c", r.script(attach.ModeFUSE, work, filepath.Join(r.share, "store")))
-	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(r.share, "bin")+string(os.PathListSeparator)+os.Getenv("PATH"))
+	cmd.Args = append(cmd.Args, "-c", r.script(attach.ModeFUSE, work, filepath.Join(r.dir, "store")))
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(r.dir, "bin")+string(os.PathListSeparator)+os.Getenv("PATH"))
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.WaitDelay = 5 * time.Second // after a story that failed, others may keep the console
 	err := cmd.Run()
@@ -113,8 +89,7 @@ func TestStoriesHere(t *testing.T) {
 		t.Error(err)
 	}
 	// After a story that failed: what it has left must not keep this machine.
-	l := lab.Lab{}
-	if err := l.EndBelow(work); err != nil {
+	if err := r.lab.EndBelow(work); err != nil {
 		t.Error(err)
 	}
 	mounts, err := os.ReadFile("/proc/mounts")

@@ -36,6 +36,9 @@ type Machine struct {
 	// Modules are loaded besides those of every guest; each is a name and
 	// parameters: "nbd nbds_max=16".
 	Modules []string
+	// Loadable are modules that the script may load, from /modules/NAME.ko; what they
+	// depend on is among those that are loaded.
+	Loadable []string
 	// MemoryMiB is the guest's memory, the tmpfs included; 0 means 2048.
 	MemoryMiB int
 	// Console gets what the guest prints while it runs. nil discards it.
@@ -88,7 +91,7 @@ func (m Machine) Run(ctx context.Context) (Result, error) {
 	if err := os.WriteFile(filepath.Join(own, "script"), []byte(m.Script), 0o644); err != nil {
 		return Result{}, err
 	}
-	initrd, err := m.Kernel.writeInitrd(ctx, work, append(append([]string(nil), baseModules...), m.Modules...))
+	initrd, err := m.Kernel.writeInitrd(ctx, work, append(append([]string(nil), baseModules...), m.Modules...), m.Loadable)
 	if err != nil {
 		return Result{}, err
 	}

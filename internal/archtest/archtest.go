@@ -87,6 +87,7 @@ func CheckFile(name string, content []byte) ([]Finding, error) {
 	found = append(found, f.checkForbidden()...)
 	found = append(found, f.checkPackageName()...)
 	found = append(found, f.checkTodo()...)
+	found = append(found, f.checkSkips()...)
 	if !strings.HasSuffix(name, "_test.go") {
 		found = append(found, f.checkArrows()...)
 		found = append(found, f.checkSizes()...)
@@ -214,6 +215,33 @@ func (f *goFile) checkTodo() (found []Finding) {
 			}
 		}
 	}
+	return found
+}
+
+// checkSkips looks for tests that pass without having run, but for package need's,
+// which fail where everything is required.
+func (f *goFile) checkSkips() (found []Finding) {
+	tests := false
+	for _, p := range f.imports {
+		tests = tests || p == "testing"
+	}
+	if !tests || f.pkg == "internal/need" {
+		return nil
+	}
+	ast.Inspect(f.ast, func(n ast.Node) bool {
+		s, ok := n.(*ast.SelectorExpr)
+		if !ok {
+			return true
+		}
+		of, _ := s.X.(*ast.Ident)
+		switch {
+		case slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, s.Sel.Name):
+			found = append(found, f.found(s.Pos(), "skip", "%s: name what is missing with need.Missing, which fails when REQUIRE_ALL=1", s.Sel.Name))
+		case s.Sel.Name == "Short" && of != nil && of.Name == "testing":
+			found = append(found, f.found(s.Pos(), "skip", "testing.Short: a test that does less with -short proves less"))
+		}
+		return true
+	})
 	return found
 }
 

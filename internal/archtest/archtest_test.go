@@ -52,6 +52,8 @@ func TestEachRuleCatchesWhatItIsFor(t *testing.T) {
 		{"a folder below types", "types/deep/x_test.go", "package deep\n", 1, "name", `"types"`},
 		{"a to-do without a number", "rafs/x.go", "package rafs\n\n/* a\nTODO: b */\n", 4, "todo", "TODO(#12)"},
 		{"one of two without a number", "rafs/x_test.go", "package rafs\n// TODO(#1) a FIXME b\n", 2, "todo", "TODO(#12)"},
+		{"a skip", "rafs/x_test.go", "package rafs\nimport \"testing\"\nfunc TestX(t *testing.T) {\nt.Skipf(\"\")\n}\n", 4, "skip", "need.Missing"},
+		{"a short test", "rafs/x_test.go", "package rafs\nimport \"testing\"\nvar n = testing.Short()\n", 3, "skip", "testing.Short"},
 		{"a machine's path in a script", "x.sh", "#!/bin/sh\ncd /wo" + "rk/main\n", 2, "path", "one machine"},
 		{"a machine's path in Go", "rafs/x.go", "package rafs\n// see /fa" + "rm/x\n", 2, "path", "one machine"},
 	} {
@@ -81,6 +83,8 @@ func TestWhatIsAllowedIsNotFound(t *testing.T) {
 		"500 lines and 70 of a function":  {"rafs/x.go", "package rafs\nfunc f() {" + lines(69) + "}" + lines(430)},
 		"a to-do with a number":           {"rafs/x.go", "package rafs\n// TODO(#12): a, FIXME(#3) b\n"},
 		"the word in a string":            {"rafs/x.go", "package rafs\nconst s = \"TODO\"\n"},
+		"a skip by need":                  {"internal/need/x.go", "package need\nimport \"testing\"\nfunc f(t testing.TB) { t.Skip() }\n"},
+		"what is no test's skip":          {"rafs/x.go", "package rafs\nfunc f(d D) { d.Skip() }\n"},
 		"a path inside an image":          {"x.md", "/root/.bashrc /workspace/x\n"},
 		"bytes that are not text":         {"x.bin", "\x00/wo" + "rk/x"},
 	} {

@@ -128,18 +128,10 @@ func detachAtEnd(t *testing.T, a *attach.Attachment) {
 	})
 }
 
-// eachMode runs a test in each mode that this machine has, the file mode apart;
-// in the one that QUARRY_TEST_ATTACH names, when it does.
+// eachMode runs a test in each of the modes that this build tests.
 func eachMode(t *testing.T, test func(t *testing.T, mode attach.Mode)) {
 	t.Helper()
 	need.Root(t)
-	modes := []attach.Mode{attach.ModeFUSE}
-	if attach.ProbeNBD() == nil {
-		modes = append(modes, attach.ModeNBD)
-	}
-	if name := os.Getenv("QUARRY_TEST_ATTACH"); name != "" {
-		modes = []attach.Mode{attach.Mode(name)}
-	}
 	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) { test(t, mode) })
 	}

@@ -139,6 +139,9 @@ func socketPair() (net.Conn, *os.File, error) {
 func (s *nbdServer) mount(mount mountFunc) error {
 	for _, d := range s.devices {
 		fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) { // in a container whose /dev has only some
+			return fmt.Errorf("%w: the others are taken, and %s is not in this /dev: put it there, or attach through FUSE (--attach fuse)", ErrNoNBD, d.path)
+		}
 		if err != nil {
 			return fmt.Errorf("open %s: %w", d.path, err)
 		}

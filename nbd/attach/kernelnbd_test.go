@@ -1,3 +1,5 @@
+//go:build vm
+
 package attach_test
 
 import (
@@ -22,20 +24,11 @@ import (
 	"quarry/nbd/attach"
 )
 
-// needNBD is for tests of the kernel's NBD client, which e2e/vm runs on the
-// kernels that have one.
-func needNBD(t *testing.T) {
-	t.Helper()
-	need.Root(t)
-	err := attach.ProbeNBD()
-	if err == nil {
-		return
-	}
-	if os.Getenv("QUARRY_TEST_ATTACH") == string(attach.ModeNBD) {
-		t.Fatal(err)
-	}
-	t.Skipf("%v (e2e/vm runs this where there is one)", err)
-}
+// The tests with the build tag vm are of the kernel's NBD client, which kernels
+// that run this test suite may lack: e2e/vm builds them and runs them in guests.
+
+// modes are those that eachMode tests.
+var modes = []attach.Mode{attach.ModeNBD}
 
 // The test program is also the process that attaches an image and is killed.
 const (
@@ -192,7 +185,6 @@ func isFree(t *testing.T, device string) bool {
 // the folder is swept, which is at once, and another image's mount goes on. Then
 // the device serves another image, and nothing of the first is seen there.
 func TestKilledProcessOfNBD(t *testing.T) {
-	needNBD(t)
 	image, _ := buildImage(t, 20)
 	other, want := buildImage(t, 60)
 	living := attachTo(t, attach.Config{Mode: attach.ModeNBD, Source: &memory{image: other}})
@@ -240,7 +232,6 @@ func TestKilledProcessOfNBD(t *testing.T) {
 // TestKilledWhileItMountsNBD kills a process whose mount(2) waits for its own
 // answer. Its thread waits on until the sweep, and keeps nothing open.
 func TestKilledWhileItMountsNBD(t *testing.T) {
-	needNBD(t)
 	image, _ := buildImage(t, 20)
 	for _, end := range []struct {
 		name string
@@ -276,7 +267,6 @@ func TestKilledWhileItMountsNBD(t *testing.T) {
 // others do. Each must see its own bytes only, first and last block and the
 // files, and leave nothing.
 func TestNBDStorm(t *testing.T) {
-	needNBD(t)
 	const devices, rounds = 9, 12
 	var images [devices][]byte
 	var want [devices]map[string][]byte
@@ -331,7 +321,6 @@ func stormOnce(dir string, image []byte, want map[string][]byte) (err error) {
 // TestNBDOfSeveralProcesses starts attachers at the same moment: none may get
 // another's device.
 func TestNBDOfSeveralProcesses(t *testing.T) {
-	needNBD(t)
 	const processes = 4
 	var images [processes][]byte
 	var ps [processes]*attacher
@@ -368,7 +357,6 @@ func TestNBDOfSeveralProcesses(t *testing.T) {
 // TestNBDDisconnectedByAnother has the device taken away: the rest is EIO, and
 // the attachment notices.
 func TestNBDDisconnectedByAnother(t *testing.T) {
-	needNBD(t)
 	image, _ := buildImage(t, 20)
 	a := attachTo(t, attach.Config{Mode: attach.ModeNBD, Source: &memory{image: image}, ReadAhead: -1})
 	fd, err := unix.Open(a.Device(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -393,7 +381,6 @@ func TestNBDDisconnectedByAnother(t *testing.T) {
 
 // TestNBDInTwoParts attaches bootstrap and data as kernels before Linux 6.4 need.
 func TestNBDInTwoParts(t *testing.T) {
-	needNBD(t)
 	base := t.TempDir()
 	content := bytes.Repeat([]byte("0123456789abcde\n"), 4096)
 	src, boot, data := filepath.Join(base, "src"), filepath.Join(base, "boot"), filepath.Join(base, "data")
@@ -424,7 +411,6 @@ func TestNBDInTwoParts(t *testing.T) {
 func padded(b []byte) []byte { return append(b, make([]byte, -len(b)&4095)...) }
 
 func TestNBDQueueIsAsAsked(t *testing.T) {
-	needNBD(t)
 	image, _ := buildImage(t, 20)
 	a := attachTo(t, attach.Config{Mode: attach.ModeNBD, Source: &memory{image: image}, ReadAhead: 64})
 	for name, want := range map[string]string{
@@ -448,10 +434,6 @@ func TestNBDQueueIsAsAsked(t *testing.T) {
 
 // TestWithoutNBD shows what the mode says and leaves where the kernel has none.
 func TestWithoutNBD(t *testing.T) {
-	need.Root(t)
-	if attach.ProbeNBD() == nil {
-		t.Skip("this kernel has NBD")
-	}
 	if got := attach.ModeAuto.Used(); got != attach.ModeFUSE {
 		t.Errorf("auto means %s, want fuse", got)
 	}

@@ -11,7 +11,7 @@ type Mode string
 
 // The modes.
 const (
-	ModeAuto Mode = "auto" // ModeNBD where the kernel has it, else ModeFUSE
+	ModeAuto Mode = "auto" // ModeNBD where the kernel has it, else ModeFUSE; no device to be had is an error
 	ModeNBD  Mode = "nbd"  // the kernel's own NBD client
 	ModeFUSE Mode = "fuse" // a loop device on a file served by FUSE
 	ModeFile Mode = "file" // the EROFS on that file itself, Linux 6.12 and newer; for comparison

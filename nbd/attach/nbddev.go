@@ -144,8 +144,12 @@ func (g *genl) connectNBD(ctx context.Context, end *os.File, size int64, deadlin
 		attrString(nbdAttrBackend, b.String()),
 		attr(nbdAttrSockets|unix.NLA_F_NESTED, attr(nbdSockItem|unix.NLA_F_NESTED, attrUint32(nbdSockFD, uint32(end.Fd())))),
 	))
+	if errors.Is(err, unix.ENOSPC) {
+		// The kernel makes devices beyond nbds_max, until their numbers run out.
+		return 0, fmt.Errorf("%w: every device that the kernel can have is taken: load the module with max_part=0, or attach through FUSE (--attach fuse)", ErrNoNBD)
+	}
 	if err != nil {
-		return 0, fmt.Errorf("%w: connect a device: %w: load the module with a larger nbds_max, or attach through FUSE (--attach fuse)", ErrNoNBD, err)
+		return 0, fmt.Errorf("%w: connect a device: %w: attach through FUSE (--attach fuse)", ErrNoNBD, err)
 	}
 	index, err := attrOf(answer, nbdAttrIndex, 4)
 	if err != nil {

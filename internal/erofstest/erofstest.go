@@ -1,4 +1,5 @@
-package rafs_test
+// Package erofstest mounts image files as the kernel sees them, for tests.
+package erofstest
 
 import (
 	"errors"
@@ -11,19 +12,20 @@ import (
 	"quarry/internal/need"
 )
 
-// mountErofs mounts a file that holds a flattened device read-only and returns where.
-// The mount and its loop device go when the test ends.
-func mountErofs(t testing.TB, image string) string {
+// Mount mounts a file that holds an EROFS image read-only, its data on another
+// device when that file is given too, and returns where. The mount and its loop
+// devices go when the test ends. It speaks to the kernel itself: losetup and mount
+// look at every loop device there is, and hang when the server behind one of them
+// has died.
+func Mount(t testing.TB, image string, data ...string) string {
 	t.Helper()
 	need.Root(t)
-	loop, err := attachLoop(image)
-	if err != nil {
-		t.Fatalf("attach %s: %v", image, err)
+	options := ""
+	for _, path := range data {
+		options = "device=" + bind(t, path)
 	}
-	// The loop device clears itself with its last user, which the mount is.
-	defer loop.Close()
 	mnt := t.TempDir()
-	if err := unix.Mount(loop.Name(), mnt, "erofs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+	if err := unix.Mount(bind(t, image), mnt, "erofs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		t.Fatalf("mount %s: %v", image, err)
 	}
 	t.Cleanup(func() {
@@ -37,11 +39,20 @@ func mountErofs(t testing.TB, image string) string {
 	return mnt
 }
 
-// attachLoop binds image to a free loop device. It speaks to the kernel itself:
-// losetup and mount look at every loop device there is, and hang when the server
-// behind one of them does.
-func attachLoop(image string) (*os.File, error) {
-	file, err := os.Open(image)
+// bind binds a file to a free loop device, which clears itself with its last
+// user: the test until it ends, or a mount.
+func bind(t testing.TB, path string) string {
+	t.Helper()
+	loop, err := bindLoop(path)
+	if err != nil {
+		t.Fatalf("bind %s to a loop device: %v", path, err)
+	}
+	t.Cleanup(func() { loop.Close() })
+	return loop.Name()
+}
+
+func bindLoop(path string) (*os.File, error) {
+	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -55,11 +66,11 @@ func attachLoop(image string) (*os.File, error) {
 	config.Info.Flags = unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR
 	// Somebody else may take the free device first; 64 times in a row is no race.
 	for range 64 {
-		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
 			return nil, fmt.Errorf("find a free loop device: %w", err)
 		}
-		loop, err := os.Open(fmt.Sprint("/dev/loop", number))
+		loop, err := os.Open(fmt.Sprint("/dev/loop", n))
 		if err != nil {
 			return nil, err
 		}
