@@ -34,6 +34,11 @@ const (
 	// deadline of 270 s.
 	listenEvery = 5 * time.Second
 	deafAfter   = time.Minute
+	// deafLooks and startLooks: a shim that has not run for so many looks, which are
+	// listenEvery apart, is killed: half a minute, and one that has not mounted its
+	// image yet, and waits a minute for its reader, 95 s.
+	deafLooks  = 6
+	startLooks = 19
 	// A reader that ends within steady of being up has died at once. The first
 	// freeRestarts in a row are replaced at once, and then after a pause that
 	// doubles from minBackOff to maxBackOff: at most a twentieth of a processor for
@@ -65,7 +70,7 @@ func (w *Worker) Keep(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		err = w.keep(ctx)
+		err = w.keep(ctx, l)
 		l.Unlock()
 		if err != nil || ctx.Err() != nil {
 			return err
@@ -77,7 +82,8 @@ func (w *Worker) Keep(ctx context.Context) error {
 	}
 }
 
-func (w *Worker) keep(ctx context.Context) error {
+// keep does that as long as the lock stands: without it another keeper may run.
+func (w *Worker) keep(ctx context.Context, l *proc.Lock) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var g errgroup.Group
@@ -86,7 +92,8 @@ func (w *Worker) keep(ctx context.Context) error {
 		return w.keepReader(ctx)
 	})
 	g.Go(func() error {
-		w.watchShims(ctx)
+		defer cancel()
+		w.watchShims(ctx, l)
 		return nil
 	})
 	return g.Wait()
@@ -245,10 +252,12 @@ const (
 	shimSwept             // it was dead and is being swept
 )
 
-// watchShims sweeps behind every shim that dies, until ctx ends.
-func (w *Worker) watchShims(ctx context.Context) {
+// watchShims sweeps behind every shim that dies, until ctx ends or the lock is lost.
+func (w *Worker) watchShims(ctx context.Context, l *proc.Lock) {
 	var work sync.WaitGroup
 	defer work.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	known := map[string]shimWatch{}
 	ended := make(chan string)
 	tick := time.NewTicker(scanEvery)
@@ -266,6 +275,10 @@ func (w *Worker) watchShims(ctx context.Context) {
 		case name := <-ended:
 			delete(known, name)
 		case <-tick.C:
+			if !l.Stands() {
+				w.log().WarnContext(ctx, "the keeper's lock was removed; it is taken anew, by this keeper or another", "file", w.Dir.KeeperLock())
+				return
+			}
 		}
 	}
 }
@@ -288,7 +301,7 @@ func (w *Worker) lookAt(ctx context.Context, name string, known shimWatch, ended
 		}
 		work.Go(func() {
 			defer p.Close()
-			if p.Wait(ctx) == nil {
+			if w.awaitShim(ctx, p, listenEvery, func() int { return mayRest(dir) }) {
 				select {
 				case ended <- name:
 				case <-ctx.Done():
@@ -311,6 +324,44 @@ func (w *Worker) lookAt(ctx context.Context, name string, known shimWatch, ended
 		}
 	})
 	return shimSwept
+}
+
+// awaitShim reports whether the shim has ended, by itself or because it was deaf: it
+// has not run at all between so many looks in a row. Looks are counted, and not the
+// time, which goes on while a machine sleeps, or jumps.
+func (w *Worker) awaitShim(ctx context.Context, p *proc.Process, every time.Duration, mayRest func() int) bool {
+	var last uint64
+	for still := 0; ; {
+		waitCtx, cancel := context.WithTimeout(ctx, every)
+		err := p.Wait(waitCtx)
+		cancel()
+		switch {
+		case err == nil:
+			return true
+		case ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
+			return false
+		}
+		n, err := p.Switches()
+		if err != nil || n != last {
+			still, last = 0, n
+			continue
+		}
+		if still++; still < mayRest() {
+			continue
+		}
+		w.log().ErrorContext(ctx, "shim does not run any more and is killed: reads of its mount get EIO", "pid", p.PID(), "looks", still, "every", every)
+		still = 0
+		p.Signal(unix.SIGKILL)
+	}
+}
+
+// mayRest is how many looks may find the shim of a mount at rest: one that serves
+// looks after its mount four times a second, whatever it waits for.
+func mayRest(dir string) int {
+	if mounted(dir) {
+		return deafLooks
+	}
+	return startLooks
 }
 
 // sweepBehind takes apart what a dead shim was serving: reads that the kernel
@@ -357,10 +408,10 @@ func (w *Worker) awaitKeeper(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("the keeper does not start: %w", ctx.Err())
 		case err := <-ended:
-			if err != nil {
+			if err != nil && !proc.Killed(err) {
 				return fmt.Errorf("the keeper ended: %w: %s", err, proc.LastLine(w.Dir.KeeperLog()))
 			}
-			// It found another, which may be about to end.
+			// It was killed, or found another, which may be about to end.
 			ended, began = nil, time.Now()
 		case <-time.After(poll):
 		}
@@ -368,9 +419,9 @@ func (w *Worker) awaitKeeper(ctx context.Context) error {
 	return nil
 }
 
-// supervised makes sure, while a command runs in a sandbox, that a keeper runs:
-// who waits for the command starts no other that would. The returned function
-// ends that.
+// supervised makes sure, while a command mounts an image or runs in a sandbox, that a
+// keeper runs: who waits for the command starts no other that would. The returned
+// function ends that.
 func (w *Worker) supervised(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var g sync.WaitGroup

@@ -25,6 +25,9 @@ import (
 // envReader makes the test program the reader of this folder.
 const envReader = "QUARRY_TEST_READER_OF"
 
+// envStays has such a reader stay without a connection.
+const envStays = "QUARRY_TEST_READER_STAYS"
+
 const (
 	// idle is how long such a reader stays when nobody ends it.
 	idle = 5 * time.Second
@@ -51,7 +54,11 @@ func serveFolder(dir string) error {
 	if err != nil {
 		return err
 	}
-	return reader.Run(ctx, reader.Config{Dir: d, DiskBytes: -1, Idle: idle})
+	cfg := reader.Config{Dir: d, DiskBytes: -1, Idle: idle}
+	if os.Getenv(envStays) != "" {
+		cfg.Idle = time.Hour // killReaders ends it
+	}
+	return reader.Run(ctx, cfg)
 }
 
 // kept is a folder with a keeper in this process, whose readers are real ones.

@@ -58,6 +58,7 @@ func (w *Worker) acquire(ctx context.Context, im *folder.Image, noACL bool) (*Mo
 		return nil, err
 	}
 	defer l.Unlock()
+	defer w.supervised(ctx)()
 	if err := w.ensureMounted(ctx, im, dir, noACL); err != nil {
 		return nil, fmt.Errorf("mount image %s: %w", im.ID, err)
 	}
@@ -86,7 +87,12 @@ func (w *Worker) leaveNoTrace(ctx context.Context, id chunk.Digest, dir string) 
 	if err := os.WriteFile(folder.NoTraceMark(dir), nil, 0o600); err != nil {
 		return fmt.Errorf("mark the mount as one without trace: %w", err)
 	}
-	return reader.NoTrace(ctx, w.Dir, id)
+	for end := time.Now().Add(figuresPatience); ; { // it may just be replaced
+		err := reader.NoTrace(ctx, w.Dir, id)
+		if err == nil || time.Now().After(end) || !sleep(ctx, poll) {
+			return err
+		}
+	}
 }
 
 // Release gives the reference back and unmounts the image when it was the last.
@@ -391,65 +397,4 @@ func bindReadOnly(from, to string) error {
 		return errors.Join(err, unix.Unmount(to, unix.MNT_DETACH))
 	}
 	return nil
-}
-
-// ErrNotMounted says that quarry has no mount on that folder.
-var ErrNotMounted = errors.New("no image is mounted there by quarry")
-
-// UnmountAt ends a mount made by MountAt. What somebody else has mounted on the
-// folder is left alone.
-func (w *Worker) UnmountAt(ctx context.Context, target string) error {
-	abs, err := filepath.Abs(target)
-	if err != nil {
-		return err
-	}
-	if abs, err = filepath.EvalSymlinks(abs); err != nil {
-		return fmt.Errorf("umount: %w", err)
-	}
-	dev, err := deviceOf(abs)
-	if err != nil {
-		return fmt.Errorf("umount: %w", err)
-	}
-	parent, err := deviceOf(filepath.Dir(abs))
-	if err != nil {
-		return fmt.Errorf("umount: %w", err)
-	}
-	dir, live := w.mountOf(dev)
-	if dev == parent || !live && !attach.OwnsMount(abs) {
-		return fmt.Errorf("umount %s: %w", target, ErrNotMounted)
-	}
-	if !live {
-		return unmountBind(abs)
-	}
-	l, err := proc.TakeLock(ctx, dir+".lock")
-	if err != nil {
-		return err
-	}
-	defer l.Unlock()
-	if err := unmountBind(abs); err != nil {
-		return err
-	}
-	return w.stopIfUnused(ctx, dir, true)
-}
-
-func unmountBind(path string) error {
-	if err := unix.Unmount(path, 0); err != nil {
-		return fmt.Errorf("umount %s: %w", path, err)
-	}
-	return nil
-}
-
-// mountOf finds the image mount that has the device.
-func (w *Worker) mountOf(dev uint64) (dir string, ok bool) {
-	entries, err := os.ReadDir(w.Dir.Mounts())
-	if err != nil {
-		return "", false
-	}
-	for _, e := range entries {
-		dir := filepath.Join(w.Dir.Mounts(), e.Name())
-		if have, err := deviceOf(filepath.Join(dir, "root")); e.IsDir() && err == nil && have == dev {
-			return dir, true
-		}
-	}
-	return "", false
 }

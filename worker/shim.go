@@ -3,10 +3,13 @@ package worker
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"quarry/internal/proc"
 	"quarry/nbd/attach"
@@ -33,7 +36,7 @@ func (w *Worker) start(ctx context.Context, im *folder.Image, dir string, noACL 
 		args = append(args, "--data-offset", strconv.FormatInt(b.MappedOff, 10))
 	}
 	ready := timeline.Begin(ctx, timeline.Shim)
-	err := runShim(ctx, dir, args)
+	err := w.startAgain(ctx, dir, args)
 	ready()
 	if err != nil {
 		return err
@@ -49,6 +52,30 @@ func (w *Worker) start(ctx context.Context, im *folder.Image, dir string, noACL 
 // shimStep names a shim's own steps in a run's timeline.
 var shimStep = map[string]string{
 	attach.StepLink: timeline.ShimLink, attach.StepAttach: timeline.ShimAttach, attach.StepMount: timeline.ShimMount,
+}
+
+// startAttempts is how often a shim is started for one mount.
+const startAttempts = 3
+
+// startAgain runs a shim, and another when something else was at fault: a reader that
+// was away for longer than the shim waits for it, or whoever kills processes.
+func (w *Worker) startAgain(ctx context.Context, dir string, args []string) error {
+	for n := 1; ; n++ {
+		err := runShim(ctx, dir, args)
+		if err == nil || n == startAttempts || ctx.Err() != nil || !curable(err) {
+			return err
+		}
+		w.log().DebugContext(ctx, "shim is started again", "dir", dir, "err", err)
+		if err := w.EnsureReader(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// curable reports whether another shim may do better than one that has ended.
+func curable(err error) bool {
+	var e *exec.ExitError
+	return proc.Killed(err) || errors.As(err, &e) && e.ExitCode() == attach.ExitNoReader
 }
 
 // runShim starts a shim in dir and returns when it says that the mount is ready,
@@ -88,5 +115,9 @@ func runShim(ctx context.Context, dir string, args []string) error {
 	if sweepErr != nil { // on one line
 		err = fmt.Errorf("%w; what it left cannot be swept: %w", err, sweepErr)
 	}
-	return fmt.Errorf("the shim ended (%w): %s", err, proc.LastLine(logPath))
+	said := strings.TrimSpace(line)
+	if said == "" { // killed, or a crash, which is in the log
+		said = proc.LastLine(logPath)
+	}
+	return fmt.Errorf("the shim ended (%w): %s", err, said)
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"quarry/internal/proc"
@@ -27,12 +29,15 @@ func (w *Worker) sweepMounts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
+	// By the folders too: one whose lock somebody has removed would stay for ever.
+	names := map[string]bool{}
 	for _, e := range entries {
-		name, ok := strings.CutSuffix(e.Name(), ".lock")
-		if !ok {
-			continue
+		if name, ok := strings.CutSuffix(e.Name(), ".lock"); ok || e.IsDir() {
+			names[name] = true
 		}
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(names)) {
 		dir := filepath.Join(w.Dir.Mounts(), name)
 		l, err := proc.TryLock(dir + ".lock")
 		if errors.Is(err, proc.ErrLocked) {

@@ -147,6 +147,9 @@ func (l *link) redial(ctx context.Context) (*nbd.Client, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
+		if errors.Is(err, nbd.ErrUnknownExport) { // not one that is away: waiting is in vain
+			l.reads.refuse(err)
+		}
 		if first {
 			l.log.WarnContext(ctx, "reader cannot be reached", "export", l.opts.export, "err", err)
 		}

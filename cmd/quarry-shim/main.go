@@ -45,11 +45,19 @@ func main() {
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, "quarry-shim:", err)
-		if errors.Is(err, errUsage) {
-			os.Exit(2)
-		}
-		os.Exit(1)
+		fmt.Fprintln(os.Stdout, "quarry-shim:", err) // the log may be on a disk that is full
+		os.Exit(exitCode(err))
 	}
+}
+
+func exitCode(err error) int {
+	switch {
+	case errors.Is(err, errUsage):
+		return 2
+	case errors.Is(err, errNoReader):
+		return attach.ExitNoReader
+	}
+	return 1
 }
 
 // errUsage says that the command line was wrong.
@@ -131,7 +139,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	startCtx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	dialled := attach.Step{Name: attach.StepLink, Began: time.Now()}
-	link, err := dialLink(startCtx, o, counts, log)
+	link, err := connect(startCtx, o, counts, log)
 	if err != nil {
 		return err
 	}
@@ -145,7 +153,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Dir: o.dir, Lock: lock, Mode: o.mode, Source: link.reads, DataOff: o.dataOff, Split: o.split, NoACL: o.noACL, ReadAhead: readAhead, Deadline: o.deadline, Log: log,
 	})
 	if err != nil {
-		return err
+		return link.explain(err)
 	}
 	return serve(ctx, o, a, append([]attach.Step{dialled}, a.Steps()...), log, stdout)
 }

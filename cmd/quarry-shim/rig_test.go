@@ -44,8 +44,8 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if path, err := buildShim(); err == nil {
-		os.RemoveAll(filepath.Dir(path))
+	for _, dir := range builds {
+		os.RemoveAll(dir)
 	}
 	os.Exit(code)
 }
@@ -65,7 +65,7 @@ func serveImage() error {
 	}
 	dev := &fileDevice{f: f, size: info.Size(), stall: os.Getenv(envStall)}
 	s := &nbd.Server{Exports: func(_ context.Context, name string) (nbd.Device, error) {
-		if name != "image" {
+		if _, err := os.Stat(dev.stall + ".refuse"); err == nil || name != "image" {
 			return nil, nbd.ErrUnknownExport
 		}
 		return dev, nil
@@ -77,7 +77,8 @@ func serveImage() error {
 }
 
 // fileDevice serves a file. While the file stall exists, reads wait, having
-// made stall+".reached"; while stall+".fail" exists, they fail.
+// made stall+".reached"; while stall+".fail" exists, they fail. While stall+".refuse"
+// exists, it is not served at all.
 type fileDevice struct {
 	f     *os.File
 	size  int64
@@ -124,31 +125,42 @@ type rig struct {
 	want   map[string][]byte
 	socket string
 	stall  string
-	dir    string // of the mount
+	dir    string                 // of the mount
+	build  func() (string, error) // makes the shim's program
 	reader *exec.Cmd
 	shim   *exec.Cmd
 	shims  []*exec.Cmd  // all that shimCommand made
 	stderr bytes.Buffer // of the shim; read it after the shim has ended
 }
 
-var buildShim = sync.OnceValues(func() (string, error) {
+// The shim as it is tested, and as it is shipped.
+var (
+	buildShim  = sync.OnceValues(func() (string, error) { return goBuild(buildFlags...) })
+	buildPlain = sync.OnceValues(func() (string, error) { return goBuild() })
+)
+
+// builds are the folders that goBuild made; no test runs beside another.
+var builds []string
+
+func goBuild(flags ...string) (string, error) {
 	dir, err := os.MkdirTemp("", "quarry-shim-test")
 	if err != nil {
 		return "", err
 	}
+	builds = append(builds, dir)
 	path := filepath.Join(dir, "quarry-shim")
-	args := append([]string{"build", "-o", path}, buildFlags...)
+	args := append([]string{"build", "-o", path}, flags...)
 	out, err := exec.Command("go", append(args, ".")...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return path, nil
-})
+}
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	need.Root(t)
-	r := &rig{t: t, want: map[string][]byte{}}
+	r := &rig{t: t, want: map[string][]byte{}, build: buildShim}
 	base := t.TempDir()
 	r.image, r.socket = filepath.Join(base, "image"), filepath.Join(base, "s")
 	r.stall, r.dir = filepath.Join(base, "stall"), filepath.Join(base, "m")
@@ -208,7 +220,7 @@ func (r *rig) size() string {
 
 func (r *rig) shimCommand(args ...string) *exec.Cmd {
 	r.t.Helper()
-	path, err := buildShim()
+	path, err := r.build()
 	if err != nil {
 		r.t.Fatal(err)
 	}

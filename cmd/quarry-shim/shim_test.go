@@ -97,17 +97,7 @@ func TestKilledShimMeansEIOAndSweepCleans(t *testing.T) {
 // the thread in mount(2) must not keep the dead process, and itself, waiting.
 func TestKilledWhileItStarts(t *testing.T) {
 	r := newRig(t)
-	if err := os.WriteFile(r.stall, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r.shim = r.shimCommand()
-	if err := r.shim.Start(); err != nil {
-		t.Fatal(err)
-	}
-	r.waitFor("the mount to reach the reader", func() bool {
-		_, err := os.Stat(r.stall + ".reached")
-		return err == nil
-	})
+	r.startStalled()
 	r.shim.Process.Kill()
 	ended := make(chan struct{})
 	go func() { // ends with the process
@@ -124,17 +114,7 @@ func TestKilledWhileItStarts(t *testing.T) {
 // TestSIGTERMWhileItStarts ends a start that waits for the reader.
 func TestSIGTERMWhileItStarts(t *testing.T) {
 	r := newRig(t)
-	if err := os.WriteFile(r.stall, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r.shim = r.shimCommand()
-	if err := r.shim.Start(); err != nil {
-		t.Fatal(err)
-	}
-	r.waitFor("the mount to reach the reader", func() bool {
-		_, err := os.Stat(r.stall + ".reached")
-		return err == nil
-	})
+	r.startStalled()
 	r.shim.Process.Signal(syscall.SIGTERM)
 	if err := r.waitShim(); err == nil || r.shim.ProcessState.ExitCode() != 1 {
 		t.Errorf("shim ended with %v, want exit status 1", err)
@@ -154,7 +134,7 @@ func TestRefusals(t *testing.T) {
 		"no flags at all":       {nil, 2, "needed"},
 		"a size that differs":   {[]string{"--size", "4096"}, 1, "this mount is of"},
 		"an unknown export":     {[]string{"--export", "other"}, 1, "unknown export"},
-		"a socket that is dead": {[]string{"--socket", r.socket + "x"}, 1, "dial"},
+		"a socket that is dead": {[]string{"--socket", r.socket + "x"}, attach.ExitNoReader, "dial"},
 		"a negative read-ahead": {[]string{"--read-ahead", "-1"}, 2, "negative"},
 	} {
 		t.Run(name, func(t *testing.T) {

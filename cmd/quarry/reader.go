@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"runtime"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"quarry/api"
 	"quarry/api/client"
 	"quarry/store/chunk"
 	"quarry/worker/folder"
@@ -34,13 +37,20 @@ func newReader() *cobra.Command {
 	return c
 }
 
-// waiting is how many more processors the Go runtime is told of than there are:
+// spareProcs is how many goroutines may run beyond one for each processor. While
+// two decode and a third writes, Go looks at the sockets only when one of them is
+// done, milliseconds later; the kernel lets the thread that reads them go first.
+const spareProcs = 2
+
+// waiting is how many more processors the Go runtime is told of than it would use:
 // the thread of a connection that waits for a request keeps one, and when none is
 // left the runtime takes it away after 20 µs, which costs several wake-ups.
 const waiting = 2
 
 func runReader(ctx context.Context, dir string, f readerFlags, stderr io.Writer) error {
-	runtime.GOMAXPROCS(runtime.NumCPU() + waiting)
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + waiting)
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + spareProcs)
+	lateHeap()
 	limit, err := f.cacheSize.bytes()
 	if err != nil {
 		return err
@@ -78,6 +88,27 @@ func openChunks(o folder.Origin) (reader.ChunkSource, error) {
 		s.local = clients[0]
 	}
 	return s, nil
+}
+
+// Bootstrap implements folder.Content.
+func (s chunkSource) Bootstrap(ctx context.Context, d chunk.Digest, size int64) ([]byte, error) {
+	p, err := s.Stores.Bootstrap(ctx, d, size)
+	return p, lasting(err)
+}
+
+// Config implements folder.Content.
+func (s chunkSource) Config(ctx context.Context, d chunk.Digest) ([]byte, error) {
+	p, err := s.Stores.Config(ctx, d)
+	return p, lasting(err)
+}
+
+// lasting tells what a server will say again.
+func lasting(err error) error {
+	var e *api.Error
+	if errors.As(err, &e) && !e.Retryable || errors.Is(err, api.ErrObjectCorrupt) {
+		return fmt.Errorf("%w: %w", folder.ErrNoContent, err)
+	}
+	return err
 }
 
 // Traffic implements reader.ChunkSource.

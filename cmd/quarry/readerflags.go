@@ -55,7 +55,7 @@ type readTimeout struct{ text string }
 
 func (t *readTimeout) flag(c *cobra.Command) {
 	c.Flags().StringVar(&t.text, "read-timeout", os.Getenv("QUARRY_READ_TIMEOUT"), fmt.Sprintf(
-		"how long a read of an image waits for a good copy before it fails with EIO, %s to %s, default %s; of the reader that this command starts when none runs (env QUARRY_READ_TIMEOUT)",
+		"how long a read of an image waits for a good copy before it fails with EIO, %s to %s, default %s; of the reader that this command starts when none runs; a store that sends nothing for so long is given up, too (env QUARRY_READ_TIMEOUT)",
 		minReadTimeout, maxReadTimeout, blockdev.DefaultTimeout))
 }
 

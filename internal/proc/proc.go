@@ -4,12 +4,15 @@
 package proc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -39,14 +42,26 @@ func tryLock(path string, flags int) (*Lock, error) {
 		return nil, err
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return &Lock{f}, nil
+	if l := (&Lock{f}); err == nil && l.Stands() {
+		return l, nil
 	}
 	f.Close()
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	if err == nil || errors.Is(err, unix.EWOULDBLOCK) { // nil: the file was removed meanwhile
 		return nil, fmt.Errorf("%s: %w", path, ErrLocked)
 	}
 	return nil, fmt.Errorf("lock %s: %w", path, err)
+}
+
+// Stands reports whether the lock's file still is what others find at its path. When
+// somebody has removed it, another process can hold the lock too, and who sees that
+// lets go.
+func (l *Lock) Stands() bool {
+	held, err := l.f.Stat()
+	if err != nil {
+		return false
+	}
+	named, err := os.Stat(l.f.Name())
+	return err == nil && os.SameFile(held, named)
 }
 
 // TakeLock waits for the lock until ctx ends.
@@ -88,14 +103,28 @@ func Locked(path string) bool {
 // Unlock gives the lock back.
 func (l *Lock) Unlock() { l.f.Close() }
 
+// maxHolder bounds what Write takes: one block, which a file system writes whole
+// or not at all, and needs no new room for where the file has one.
+const maxHolder = 4 << 10
+
 // Write replaces the content of the lock's file, for others to read who holds
-// the lock.
+// the lock. They read without it, so at no time is the file empty or has more
+// than the new content and, for a moment, newlines where the old one was longer.
+// A write that fails leaves the old content.
 func (l *Lock) Write(p []byte) error {
-	if err := l.f.Truncate(0); err != nil {
+	if len(p) > maxHolder {
+		return fmt.Errorf("write %d bytes to %s, at most %d fit: %w", len(p), l.f.Name(), maxHolder, unix.EFBIG)
+	}
+	st, err := l.f.Stat()
+	if err != nil {
 		return err
 	}
-	_, err := l.f.WriteAt(p, 0)
-	return err
+	rest := min(max(st.Size()-int64(len(p)), 0), maxHolder)
+	whole := append(slices.Clone(p), bytes.Repeat([]byte("\n"), int(rest))...)
+	if _, err := l.f.WriteAt(whole, 0); err != nil {
+		return err
+	}
+	return l.f.Truncate(int64(len(p)))
 }
 
 // maxLog is the size above which a log is set aside when its program starts.
@@ -124,16 +153,32 @@ func Start(args []string, logPath string, stdout *os.File) (*exec.Cmd, error) {
 	return cmd, cmd.Start()
 }
 
-// again is the pause before a program is started once more.
-const again = 50 * time.Millisecond
+const (
+	// again is the pause before a program is started once more.
+	again = 50 * time.Millisecond
+	// maxKilled is how often in a row Ensure starts one that was killed. Who kills it
+	// may do so once more; a machine without memory does so every time.
+	maxKilled = 10
+)
+
+// Killed reports whether a program's Wait says that somebody has killed it or told it
+// to end: nothing is wrong with the program then.
+func Killed(err error) bool {
+	var e *exec.ExitError
+	if !errors.As(err, &e) {
+		return false
+	}
+	st, ok := e.Sys().(syscall.WaitStatus)
+	return ok && st.Signaled() && (st.Signal() == syscall.SIGKILL || st.Signal() == syscall.SIGTERM)
+}
 
 // Ensure makes sure that a background program answers: it calls probe, and
 // starts the program when there is no answer, until probe reports true or ctx
 // ends. A program that ends well has found another one that does its work, which
-// may itself be on its way out, so it is started again after a moment; one that
-// fails is an error with the end of its log.
+// may itself be on its way out, so it is started again after a moment, as is one that
+// was killed; one that fails is an error with the end of its log.
 func Ensure(ctx context.Context, args []string, logPath string, probe func(context.Context) bool) error {
-	for !probe(ctx) {
+	for killed := 0; !probe(ctx); {
 		cmd, err := Start(args, logPath, nil)
 		if err != nil {
 			return err
@@ -141,6 +186,10 @@ func Ensure(ctx context.Context, args []string, logPath string, probe func(conte
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }() // ends with the program, or with this process
 		up, err := await(ctx, ended, probe)
+		if Killed(err) && killed < maxKilled && sleep(ctx, again) {
+			killed++
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, LastLine(logPath))
 		}
@@ -149,6 +198,16 @@ func Ensure(ctx context.Context, args []string, logPath string, probe func(conte
 		}
 	}
 	return nil
+}
+
+// sleep reports whether it was not ended by ctx.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
 }
 
 // await polls until probe is true, or the program has ended well.
@@ -174,8 +233,21 @@ func await(ctx context.Context, ended <-chan error, probe func(context.Context) 
 	}
 }
 
-// LastLine returns the end of a log for an error message.
+// scarce is how little room on its disk makes a log's silence worth a word.
+const scarce = 1 << 20
+
+// LastLine returns the end of a log for an error message. What could not be written
+// for want of room on the disk is not there, so that is said.
 func LastLine(path string) string {
+	line := lastLine(path)
+	var st unix.Statfs_t
+	if unix.Statfs(filepath.Dir(path), &st) != nil || int64(st.Bavail)*st.Bsize >= scarce {
+		return line
+	}
+	return strings.TrimPrefix(fmt.Sprintf("%s; the disk of %s has %d KiB left", line, path, int64(st.Bavail)*st.Bsize>>10), "; ")
+}
+
+func lastLine(path string) string {
 	const tail = 4 << 10
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"quarry/internal/proc"
 )
@@ -32,6 +36,81 @@ func TestALockHasOneHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Unlock()
+}
+
+// A disk with no room, or a crash, in the middle of a write must not leave a lock
+// whose file names nobody; a limit on the size of files fails like one.
+func TestAWriteThatFailsLeavesTheOldHolder(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	l, err := proc.TryLock(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Unlock()
+	const first = "the first holder"
+	if err := l.Write([]byte(first)); err != nil {
+		t.Fatal(err)
+	}
+	signal.Ignore(unix.SIGXFSZ)
+	defer signal.Reset(unix.SIGXFSZ)
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 0, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	err = l.Write([]byte("the second"))
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if got, readErr := os.ReadFile(path); !errors.Is(err, unix.EFBIG) || readErr != nil || string(got) != first {
+		t.Errorf("a write without room: %v, the file has %q, %v, want %q", err, got, readErr, first)
+	}
+	if err := l.Write(make([]byte, 5000)); !errors.Is(err, unix.EFBIG) {
+		t.Errorf("a write of more than a block: %v, want a refusal", err)
+	}
+}
+
+// TestAHolderIsWrittenWhole reads while holders of different lengths are written.
+func TestAHolderIsWrittenWhole(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	l, err := proc.TryLock(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Unlock()
+	holders := []string{"short", strings.Repeat("long", 100), "shorter"}
+	if err := l.Write([]byte(holders[0])); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if got, err := os.ReadFile(path); err != nil || len(got) == 0 {
+				t.Errorf("while holders are written the file has %q, %v", got, err)
+				return
+			}
+		}
+	})
+	for range 2000 {
+		for _, h := range holders {
+			if err := l.Write([]byte(h)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	close(done)
+	reading.Wait()
+	if got, err := os.ReadFile(path); err != nil || string(got) != holders[len(holders)-1] {
+		t.Errorf("the file has %q, %v, want the last holder", got, err)
+	}
 }
 
 // A program that finds another owner ends well; when that owner is gone without

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -64,6 +68,43 @@ func (p *Process) Signal(s unix.Signal) error {
 		return os.ErrProcessDone
 	}
 	return errors.Join(ctlErr, err)
+}
+
+// maxStatus bounds one /proc/<pid>/task/<tid>/status.
+const maxStatus = 64 << 10
+
+// Switches counts how often the process's threads have been given a processor or
+// have given one back, more or less: a thread that ends takes its own along. Two
+// looks that see the same number saw a process that has not run in between, be it
+// stopped, frozen or stuck.
+func (p *Process) Switches() (n uint64, err error) {
+	dir := filepath.Join("/proc", strconv.Itoa(p.pid), "task")
+	threads, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, err
+	}
+	for _, t := range threads {
+		f, err := os.Open(filepath.Join(dir, t.Name(), "status"))
+		if err != nil {
+			continue // it has ended
+		}
+		text, err := io.ReadAll(io.LimitReader(f, maxStatus))
+		f.Close()
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+			if strings.HasSuffix(name, "voluntary_ctxt_switches") { // and nonvoluntary_…
+				k, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64)
+				if err != nil {
+					return 0, fmt.Errorf("%s/%s/status: %w", dir, t.Name(), err)
+				}
+				n += k
+			}
+		}
+	}
+	return n, nil
 }
 
 // Close lets the process go.

@@ -46,6 +46,26 @@ func countMounts(r io.Reader, path string) (int, error) {
 	return n, lines.Err()
 }
 
+// sourceOf returns what the last file system mounted on path, which has no symlink in
+// it, was mounted from, as the mount table has it; "" for none.
+func sourceOf(path string) (source string, err error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		place, kind, _ := strings.Cut(lines.Text(), " - ") // behind any number of fields
+		fields, what := strings.SplitN(place, " ", 6), strings.Fields(kind)
+		if len(fields) == 6 && len(what) > 1 && unescape(fields[4]) == path {
+			source = unescape(what[1])
+		}
+	}
+	return source, lines.Err()
+}
+
 func unescape(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

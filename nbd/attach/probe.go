@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -62,8 +63,9 @@ func readBlock(path string) error {
 }
 
 // OwnsMount reports whether the file system at path is one that a shim has
-// attached, alive or dead: an EROFS on an NBD device with a shim's backend, or on
-// a loop device on a shim's file. Other people's files may have such names too.
+// attached, alive or dead: an EROFS on an NBD device with a shim's backend, on a
+// loop device on a shim's file, or on such a file itself. Other people's files may
+// have such names too.
 func OwnsMount(path string) bool {
 	var fsys unix.Statfs_t
 	var file unix.Stat_t
@@ -74,6 +76,10 @@ func OwnsMount(path string) bool {
 	if b, err := os.ReadFile(base + "backend"); err == nil {
 		return isBackend(string(b))
 	}
-	b, err := os.ReadFile(base + "loop/backing_file")
-	return err == nil && isImage(string(b))
+	if b, err := os.ReadFile(base + "loop/backing_file"); err == nil {
+		return isImage(string(b))
+	}
+	// Mounted from a file, it has no device, and only the mount table has the name.
+	source, err := sourceOf(path)
+	return err == nil && strings.HasSuffix(source, folder("/").image())
 }

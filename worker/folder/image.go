@@ -35,17 +35,6 @@ type Source interface {
 		verify func(name, statement []byte) (*image.Verified, error)) (config, bootstrap []byte, rest io.ReadCloser, err error)
 }
 
-// Origin says where an image's chunks are fetched from, in a form that a reader
-// process started later understands.
-type Origin struct {
-	Stores []string `json:"stores,omitempty"` // URLs of store nodes, the preferred one first
-	Data   string   `json:"data,omitempty"`   // data folder on this machine
-}
-
-func (o Origin) equal(other Origin) bool {
-	return o.Data == other.Data && slices.Equal(o.Stores, other.Stores)
-}
-
 // Image is one verified image on this worker.
 type Image struct {
 	ID        chunk.Digest
@@ -70,17 +59,14 @@ type Images struct {
 // Errors are those of image.Verify, the source's, and mismatches of digest or
 // size.
 func (s *Images) Fetch(ctx context.Context, ref image.Ref, p image.Platform) (*Image, error) {
-	im, _, err := s.fetch(ctx, ref, p, false)
-	return im, err
+	return s.FetchStart(ctx, ref, p, false, func(chunk.Digest, io.ReadCloser) {})
 }
 
-// FetchStart is Fetch, and returns the rest of the source's answer, see
-// Source.Start. It is there as soon as the image is kept, and may be nil.
-func (s *Images) FetchStart(ctx context.Context, ref image.Ref, p image.Platform) (*Image, io.ReadCloser, error) {
-	return s.fetch(ctx, ref, p, true)
-}
-
-func (s *Images) fetch(ctx context.Context, ref image.Ref, p image.Platform, prefetch bool) (im *Image, rest io.ReadCloser, err error) {
+// FetchStart is Fetch, and with prefetch asks for the rest of the source's answer, see
+// Source.Start. kept is called once, as soon as the image is in the folder, so that a
+// reader opens it while it is decoded here as well. rest may be nil and is for kept to
+// close; the image is not to be used when FetchStart fails after.
+func (s *Images) FetchStart(ctx context.Context, ref image.Ref, p image.Platform, prefetch bool, kept func(id chunk.Digest, rest io.ReadCloser)) (im *Image, err error) {
 	looked := timeline.Begin(ctx, timeline.Local)
 	local := s.latest(ctx, ref, p)
 	looked()
@@ -95,20 +81,25 @@ func (s *Images) fetch(ctx context.Context, ref image.Ref, p image.Platform, pre
 		return v, err
 	})
 	started()
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil && rest != nil {
+			rest.Close()
+		}
+	}()
 	switch {
-	case err != nil:
 	case config != nil || boot != nil:
-		im, err = s.keep(ctx, ref, p, v, config, boot)
+		return s.keep(ctx, ref, p, v, config, boot, func() { kept(v.ID, rest) })
 	case local == nil || v == nil || v.ID != local.ID:
-		err = fmt.Errorf("image %s: the store left out the content of an image that is not here", ref)
-	default:
-		im, err = local, s.writeOrigin(local.ID)
+		return nil, fmt.Errorf("image %s: the store left out the content of an image that is not here", ref)
 	}
-	if err != nil && rest != nil {
-		rest.Close()
-		rest = nil
+	if err := s.writeRecord(local); err != nil {
+		return nil, err
 	}
-	return im, rest, err
+	kept(v.ID, rest)
+	return local, nil
 }
 
 // verify checks the statements against the names seen before, and remembers a
@@ -148,24 +139,39 @@ func (s *Images) verify(ctx context.Context, nameEnv, stmtEnv []byte, ref image.
 	return v, nil
 }
 
-// keep checks what the source sent and saves it.
-func (s *Images) keep(ctx context.Context, ref image.Ref, p image.Platform, v *image.Verified, config, boot []byte) (*Image, error) {
+// keep checks what the source sent against the image's id, saves it, calls kept, and
+// decodes it.
+func (s *Images) keep(ctx context.Context, ref image.Ref, p image.Platform, v *image.Verified, config, boot []byte, kept func()) (*Image, error) {
 	defer timeline.Begin(ctx, timeline.Save)()
 	payload, err := image.EncodeStatement(v.Statement)
 	if err != nil {
 		return nil, err
 	}
-	im, err := assemble(v.ID, payload, config, boot)
+	st, err := checkParts(v.ID, payload, config, boot)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Dir.saveImage(im.ID, payload, config, boot); err != nil {
+	if err := s.Dir.saveImage(v.ID, payload, config, boot); err != nil {
 		return nil, fmt.Errorf("keep image in %s: %w", s.Dir.path, err)
 	}
-	if err := s.writeOrigin(im.ID); err != nil {
+	if err := s.Dir.writeRecord(v.ID, s.Origin, payload); err != nil {
 		return nil, err
 	}
+	kept()
+	im, err := decodeParts(v.ID, st, config, boot)
+	if err != nil { // what nobody can use is not kept
+		return nil, errors.Join(err, s.Dir.removeImage(v.ID))
+	}
 	return im, s.remember(ctx, ref, p, im.ID)
+}
+
+// writeRecord makes the record of an image that is here say where it came from now.
+func (s *Images) writeRecord(im *Image) error {
+	payload, err := image.EncodeStatement(im.Statement)
+	if err != nil {
+		return err
+	}
+	return s.Dir.writeRecord(im.ID, s.Origin, payload)
 }
 
 const (
@@ -243,38 +249,35 @@ func (s *Images) remember(ctx context.Context, ref image.Ref, p image.Platform, 
 	return writeWholeJSON(s.Dir.latestPath(), list[max(0, len(list)-maxLatest):])
 }
 
-func (s *Images) writeOrigin(id chunk.Digest) error {
-	have, err := s.Dir.Origin(id)
-	if err == nil && have.equal(s.Origin) {
-		return nil
-	}
-	return writeWholeJSON(s.Dir.originPath(id), s.Origin)
-}
-
-func (d Dir) originPath(id chunk.Digest) string { return filepath.Join(d.imageDir(id), "origin.json") }
-
-// Origin says where an image's chunks are fetched from. Errors: fs.ErrNotExist.
-func (d Dir) Origin(id chunk.Digest) (Origin, error) {
-	var o Origin
-	return o, ReadJSON(d.originPath(id), &o)
-}
-
-// assemble checks every part against the image id, which names the statement,
-// which names the rest.
+// assemble makes an image of parts that it checks.
 func assemble(id chunk.Digest, payload, config, boot []byte) (*Image, error) {
-	if got := image.ID(payload); got != id {
-		return nil, fmt.Errorf("image statement has digest %s, want %s", got, id)
-	}
-	st, err := image.DecodeStatement(payload)
+	st, err := checkParts(id, payload, config, boot)
 	if err != nil {
 		return nil, err
 	}
+	return decodeParts(id, st, config, boot)
+}
+
+// checkParts checks every part against the image id, which names the statement,
+// which names the rest.
+func checkParts(id chunk.Digest, payload, config, boot []byte) (st image.Statement, err error) {
+	if got := image.ID(payload); got != id {
+		return st, fmt.Errorf("image statement has digest %s, want %s", got, id)
+	}
+	if st, err = image.DecodeStatement(payload); err != nil {
+		return st, err
+	}
 	if got := chunk.Sum(config); got != st.Config {
-		return nil, fmt.Errorf("config has digest %s, the image statement says %s", got, st.Config)
+		return st, fmt.Errorf("config has digest %s, the image statement says %s", got, st.Config)
 	}
 	if got := chunk.Sum(boot); got != st.Bootstrap || int64(len(boot)) != st.BootstrapSize {
-		return nil, fmt.Errorf("bootstrap has digest %s and %d bytes, the image statement says %s and %d", got, len(boot), st.Bootstrap, st.BootstrapSize)
+		return st, fmt.Errorf("bootstrap has digest %s and %d bytes, the image statement says %s and %d", got, len(boot), st.Bootstrap, st.BootstrapSize)
 	}
+	return st, nil
+}
+
+// decodeParts makes an image of checked parts.
+func decodeParts(id chunk.Digest, st image.Statement, config, boot []byte) (*Image, error) {
 	ri, err := rafs.Decode(boot)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap %s: %w", st.Bootstrap, err)
@@ -299,6 +302,11 @@ func (d Dir) saveImage(id chunk.Digest, payload, config, boot []byte) error {
 	return nil
 }
 
+// removeImage undoes saveImage and writeRecord.
+func (d Dir) removeImage(id chunk.Digest) error {
+	return errors.Join(os.RemoveAll(d.imageDir(id)), os.RemoveAll(d.imageDir(id)+".json"))
+}
+
 // Load reads an image from the worker's folder. The disk is not trusted:
 // every part is verified against the id.
 func (d Dir) Load(id chunk.Digest) (*Image, error) {
@@ -315,5 +323,9 @@ func (d Dir) Load(id chunk.Digest) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return assemble(id, payload, config, boot)
+	im, err := assemble(id, payload, config, boot)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	return im, nil
 }

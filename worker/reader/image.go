@@ -42,7 +42,8 @@ type openImage struct {
 }
 
 // export opens an image by id. The folder's copy is verified against the id, so
-// a reader started after a crash serves the same bytes or nothing.
+// a reader started after a crash serves the same bytes or nothing. Errors:
+// nbd.ErrUnknownExport, which tells a shim that its reads wait in vain.
 func (r *reader) export(ctx context.Context, name string) (nbd.Device, error) {
 	id, err := chunk.ParseHex(name)
 	if err != nil {
@@ -60,7 +61,7 @@ func (r *reader) export(ctx context.Context, name string) (nbd.Device, error) {
 func (r *reader) openImage(ctx context.Context, id chunk.Digest) (*usedImage, error) {
 	im, first := r.use(id)
 	if first {
-		if im.err = r.load(im, id); im.err != nil {
+		if im.err = r.load(ctx, im, id); im.err != nil {
 			r.notOpened(ctx, id, im.err)
 		}
 		close(im.ready)
@@ -89,7 +90,11 @@ func (r *reader) notOpened(ctx context.Context, id chunk.Digest, err error) {
 	defer r.mu.Unlock()
 	if time.Since(r.said) > 10*time.Second {
 		r.said = time.Now()
-		r.cfg.Log.ErrorContext(ctx, "image cannot be served, reads of it wait", "image_id", id, "err", err,
+		reads := "wait"
+		if errors.Is(err, nbd.ErrUnknownExport) {
+			reads = "fail with EIO"
+		}
+		r.cfg.Log.ErrorContext(ctx, "image cannot be served", "image_id", id, "reads", reads, "err", err,
 			"fix", "quarry mount or run the image again, which fetches it anew")
 	}
 }
@@ -136,19 +141,8 @@ func (r *reader) leave(id chunk.Digest, im *openImage) {
 	}
 }
 
-func (r *reader) load(im *openImage, id chunk.Digest) error {
-	local, err := r.cfg.Dir.Load(id)
-	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("no such image on this worker: %w", nbd.ErrUnknownExport)
-	}
-	if err != nil {
-		return err
-	}
-	origin, err := r.cfg.Dir.Origin(id)
-	if err != nil {
-		return err
-	}
-	src, err := r.cfg.Open(origin)
+func (r *reader) load(ctx context.Context, im *openImage, id chunk.Digest) error {
+	local, src, err := r.local(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
@@ -26,6 +25,8 @@ import (
 // ChunkSource is one image's way to its chunks, with its own counters.
 type ChunkSource interface {
 	store.BatchGetter
+	// Content has the image's other parts, for a folder in which they are damaged.
+	folder.Content
 	// Traffic counts what this image has cost the network and its stores.
 	Traffic() Traffic
 	// KeepAlive tells the store that the image is mounted, for about ttl.
@@ -64,6 +65,8 @@ type Config struct {
 	// blockdev.DefaultTimeout.
 	ReadTimeout time.Duration
 	Log         *slog.Logger
+
+	stands func() error // why nobody finds this reader any more
 }
 
 const (
@@ -89,7 +92,8 @@ type reader struct {
 	unsent sync.Once     // for the log line of a record that was not sent
 
 	opened chan struct{} // tells watch of a new image, whose lease is due
-	ended  chan struct{} // closed when the reader ends
+	ending chan struct{} // closed when the reader is about to end
+	ended  chan struct{} // closed when nothing is served any more
 
 	mu     sync.Mutex     // guards the fields below
 	tasks  sync.WaitGroup // in the background; none is added once ended is closed
@@ -98,6 +102,8 @@ type reader struct {
 	conns  int
 	active time.Time // last moment with a connection or a control request
 	said   time.Time // when an image that could not be opened was last logged
+
+	unrepaired map[chunk.Digest]unrepaired
 }
 
 // Run serves until ctx ends or nobody needs it. Only one reader runs per
@@ -127,10 +133,11 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer control.Close()
+	cfg.stands = func() error { return errors.Join(stands(l), blocks.stands(), control.stands()) }
 	r := &reader{
 		cfg: cfg, memory: blockdev.NewMemory(cfg.MemoryBytes), disk: openDisk(ctx, cfg), pulls: make(chan struct{}, maxPulls), opened: make(chan struct{}, 1),
-		starts: make(chan struct{}, maxStarts), ended: make(chan struct{}),
-		open: map[chunk.Digest]*openImage{}, active: time.Now(),
+		starts: make(chan struct{}, maxStarts), ending: make(chan struct{}), ended: make(chan struct{}),
+		open: map[chunk.Digest]*openImage{}, unrepaired: map[chunk.Digest]unrepaired{}, active: time.Now(),
 	}
 	r.metrics = newMetrics(r)
 	return errors.Join(r.serve(ctx, blocks, control), r.disk.close())
@@ -140,6 +147,7 @@ func (r *reader) serve(ctx context.Context, blocks, control net.Listener) error 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	g, ctx := errgroup.WithContext(ctx)
+	context.AfterFunc(ctx, func() { close(r.ending) })
 	web := &http.Server{
 		Handler: r.untilEnd(r.controlHandler()), ReadHeaderTimeout: 5 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -193,8 +201,9 @@ func (r *reader) untilEnd(h http.Handler) http.Handler {
 	})
 }
 
-// watch keeps the leases of open images and returns when the reader is idle. A
-// round of renewals goes on beside it, and may take its time.
+// watch keeps the leases of open images and returns when the reader is idle, or when
+// nobody finds it any more: the next one is found. A round of renewals goes on beside
+// it, and may take its time.
 func (r *reader) watch(ctx context.Context) {
 	round := make(chan struct{}, 1) // held by the one under way
 	tick := time.NewTicker(time.Second)
@@ -208,6 +217,10 @@ func (r *reader) watch(ctx context.Context) {
 			renewed = time.Time{}
 		case now := <-tick.C:
 			if r.idle(now) {
+				return
+			}
+			if err := r.cfg.stands(); err != nil {
+				r.cfg.Log.WarnContext(ctx, "reader ends for another to take its place", "err", err)
 				return
 			}
 		}
@@ -240,12 +253,4 @@ func (r *reader) connState(delta int) {
 	defer r.mu.Unlock()
 	r.conns += delta
 	r.active = time.Now()
-}
-
-// listenUnix listens on a socket whose former owner is known to be gone.
-func listenUnix(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	return net.Listen("unix", path)
 }

@@ -33,6 +33,8 @@ type rig struct {
 	log   *logBuffer
 	end   func() // the reader
 	store string // its URL
+	// patience is the next reader's ReadTimeout.
+	patience time.Duration
 	// wrap, if not nil, is put between the next reader and its chunks.
 	wrap func(reader.ChunkSource) reader.ChunkSource
 }
@@ -94,7 +96,7 @@ func (r *rig) start(t *testing.T, diskBytes int64) {
 	}
 	go func() { // ends with r.end
 		ended <- reader.Run(ctx, reader.Config{
-			Dir: r.dir, DiskBytes: diskBytes, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
+			Dir: r.dir, DiskBytes: diskBytes, ReadTimeout: r.patience, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
 			Open: func(o folder.Origin) (reader.ChunkSource, error) {
 				c, err := client.New(client.Config{URL: o.Stores[0], Attempts: 1, Backoff: time.Millisecond})
 				return wrap(source{client.NewStores(client.StoresConfig{Clients: []*client.Client{c}, Attempts: 1, Backoff: time.Millisecond})}), err
@@ -110,7 +112,8 @@ func (r *rig) start(t *testing.T, diskBytes int64) {
 	for !reader.Ping(t.Context(), r.dir) {
 		select {
 		case err := <-ended:
-			t.Fatalf("reader: %v", err)
+			ended <- err // for r.end
+			t.Fatalf("the reader has ended: %v", err)
 		case <-time.After(time.Millisecond):
 		}
 	}
