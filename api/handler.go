@@ -89,6 +89,7 @@ type shared struct {
 	gather  http.Handler
 	leases  *leases
 	blobs   *blobCache
+	boots   *bootCache
 	traces  *traces
 	reads   gate
 	jobs    gate
@@ -127,6 +128,7 @@ func NewHandler(cfg Config) *Handler {
 		gather:  promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}),
 		leases:  newLeases(cfg.Now),
 		blobs:   newBlobCache(),
+		boots:   newBootCache(),
 		traces:  newTraces(cfg.Bucket, cfg.Log, cfg.Now),
 		reads:   newGate(cfg.MaxReads, cfg.QueueTimeout),
 		jobs:    newGate(cfg.MaxJobs, 0),

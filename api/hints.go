@@ -19,8 +19,10 @@ const (
 	hintTimeout = 5 * time.Second
 	// hintWindow is how many chunks of a list are read at once: enough that
 	// neighbours in a pack are one read, and few enough that the first to be
-	// touched come first.
-	hintWindow = 64
+	// touched come first. The first window is of firstWindow, as the sandbox cannot be
+	// configured before its passwd is there, and each is twice the one before.
+	hintWindow  = 64
+	firstWindow = 8
 )
 
 // hinted is what a start has to say beyond the image.
@@ -113,10 +115,12 @@ func (h *Handler) sourcesOf(repo string) map[chunk.Digest]bool {
 // writeChunks sends chunks of a list, window by window. One that cannot be read is
 // left out, and the first window that the store does not give in time ends it.
 func (h *Handler) writeChunks(ctx context.Context, w *response, tw *trace.Writer, blob *rafs.Blob, numbers []uint32) error {
-	for window := range slices.Chunk(numbers, hintWindow) {
+	for size := firstWindow; len(numbers) > 0; size = min(2*size, hintWindow) {
 		if err := w.flush(); err != nil {
 			return err
 		}
+		window := numbers[:min(size, len(numbers))]
+		numbers = numbers[len(window):]
 		byDigest := make(map[chunk.Digest]uint32, len(window))
 		var ds []chunk.Digest
 		for _, n := range window {

@@ -44,6 +44,9 @@ func (h *Handler) serveStart(ctx context.Context, w *response, r *http.Request, 
 		return fmt.Errorf("%w: %s: %w (convert the image again to heal it)", ErrObjectCorrupt, image.StatementKey(s.source, s.platform), err)
 	}
 	q := hinted{id: image.ID(s.payload), st: st, repo: rt.ref.Repo, chunks: !known}
+	if hinting && !known && h.traces.enough(q.id) {
+		w.Header().Set(HeaderTrace, TraceEnough)
+	}
 	if known {
 		// Most of the chunks are there too: the list alone is worth its bytes.
 		sw := startWriter(w, hinting)
@@ -126,8 +129,11 @@ type sendable struct {
 }
 
 // prepareBootstrap reads the bootstrap once, to verify it and to learn what it
-// has compressed.
+// has compressed, unless it was sent before.
 func (h *Handler) prepareBootstrap(ctx context.Context, st image.Statement) (*sendable, error) {
+	if s := h.boots.get(st.Bootstrap); s != nil && s.obj.Size == st.BootstrapSize {
+		return s, nil
+	}
 	key := image.BootstrapKey(st.Bootstrap)
 	obj, err := h.cfg.Bucket.Stat(ctx, key)
 	if err != nil {
@@ -146,7 +152,8 @@ func (h *Handler) prepareBootstrap(ctx context.Context, st image.Statement) (*se
 	case out.size >= obj.Size:
 		s.codec, s.size = pack.Raw, obj.Size
 	case out.size <= maxHeld:
-		s.held = out.buf.Bytes()
+		s.held = bytes.Clone(out.buf.Bytes()) // without the room that the buffer grew by
+		h.boots.add(s)
 	}
 	return s, nil
 }

@@ -85,17 +85,7 @@ func TestAStartFailsAsTheImageDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	pending, failed := chunk.Sum([]byte("pending")), chunk.Sum([]byte("failed"))
-	srv, _ := w.Serve(t, func(c *api.Config) {
-		c.Job = func(_ context.Context, source chunk.Digest, _ image.Platform) error {
-			switch source {
-			case pending:
-				return api.ErrPending
-			case failed:
-				return fmt.Errorf("%w: layer 3 is truncated", api.ErrImageFailed)
-			}
-			return nil
-		}
-	})
+	srv, _ := w.Serve(t, jobs(pending, failed))
 	for _, ref := range []string{
 		"a/nothing:v1", "a/b", "a/b@" + chunk.Sum(nil).String(), "a/b:v1?platform=plan9/mips", "a/b@" + failed.String(),
 		"a/b@" + pending.String(), "a/unsigned:v1", "a/b:v1?limit=1",
@@ -218,6 +208,22 @@ func TestLargeBootstrapsAreSentWhole(t *testing.T) {
 		if got := parts[3].Codec; got != c.codec {
 			t.Errorf("%s: got codec %d, want %d", name, got, c.codec)
 		}
+	}
+}
+
+func TestABootstrapThatWasSentIsNotReadAgain(t *testing.T) {
+	w := apitest.New(t)
+	img := w.Publish(t, "a:b", 1, 1)
+	largeBootstrap(t, w, img, 12<<20, 1)
+	b := &failingReads{Bucket: w.Bucket, key: image.BootstrapKey(chunk.Sum(img.Bootstrap))}
+	b.pass.Store(1 << 20)
+	srv, _ := w.Serve(t, func(c *api.Config) { c.Bucket = b })
+	for range 3 {
+		parts, err := decodeStart(ask(t, "GET", srv.URL+"/v1/start/a:b", "").body, (*api.StartReader).Bytes)
+		if err != nil || len(parts) != 4 || !bytes.Equal(parts[3].payload, img.Bootstrap) {
+			t.Fatalf("%d parts, error %v", len(parts), err)
+		}
+		b.pass.Store(0)
 	}
 }
 

@@ -37,6 +37,9 @@ const (
 	// once. Each may cost the decoding of a bootstrap, and 2 of those run at once.
 	traceRate  = 16
 	traceBurst = 64
+	// recordedOf is of how many starts one is to be recorded when an image has a list. A
+	// run that is recorded must ask for each page itself, which makes it slower.
+	recordedOf = 8
 )
 
 // traces keeps the records of runs in the bucket, and knows from their keys alone
@@ -63,6 +66,7 @@ type traced struct {
 	version uint64      // another one when the records are other ones
 	list    []uint32    // that they agree on, when merged
 	merged  bool
+	starts  uint64 // since there are records enough for a list
 }
 
 func (t *traced) last() time.Time { return t.keys[len(t.keys)-1].Time }
@@ -279,6 +283,20 @@ func (t *traces) others(ctx context.Context, id chunk.Digest, near map[chunk.Dig
 		return cmp.Or(b.Time.Compare(a.Time), bytes.Compare(a.Image[:], b.Image[:]))
 	})
 	return all[:min(n, len(all))], nil
+}
+
+// enough counts a start of an image, and reports whether its run need not be
+// recorded: there are records for a list, and another start brings the next one. What
+// is not known yet is not enough.
+func (t *traces) enough(id chunk.Digest) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	im := t.images[id]
+	if im == nil || len(im.keys) < trace.MinRuns {
+		return false
+	}
+	im.starts++
+	return im.starts%recordedOf != 0
 }
 
 // added returns how many records have been added, which tells whether what follows

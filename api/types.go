@@ -13,6 +13,10 @@ const (
 	HeaderRequestID = "X-Request-Id"
 	// TrailerBucketBytes follows an answer of batchGet, see FORMAT.md.
 	TrailerBucketBytes = "Quarry-Bucket-Bytes"
+	// HeaderTrace of an answer to start is TraceEnough when the run that it is for need
+	// not be recorded, see FORMAT.md.
+	HeaderTrace = "Quarry-Trace"
+	TraceEnough = "enough"
 
 	TypeJSON    = "application/json"
 	TypeNDJSON  = "application/x-ndjson"

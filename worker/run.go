@@ -29,6 +29,7 @@ type Command struct {
 	Stderr     io.Writer
 	Signals    <-chan os.Signal // forwarded to the command
 	Started    func()           // called when the command runs, if not nil
+	Coming     <-chan uint32    // chunks that the reader has got, by number, to be read ahead of the command; nil for none
 	ended      func()           // called when it has ended
 }
 
@@ -75,6 +76,7 @@ func (w *Worker) Run(ctx context.Context, im *folder.Image, c Command) (end Ende
 	if err != nil {
 		return end, orCause(ctx, err)
 	}
+	defer readAhead(ctx, im, mt.Root(), c.Coming)()
 	first := newFirstWrite(started)
 	tell := c.Started
 	c.ended = func() { end.Duration = time.Since(started) }

@@ -27,6 +27,7 @@ import (
 // caller to close. It has been read up to the bootstrap and no further, nobody has
 // verified it, and that it breaks off is no error of Start. It lives as long as
 // ctx. Without prefetch, and from a server that has no such stream, it is nil.
+// Otherwise it is a Rest.
 //
 // An answer that breaks off is asked for again. When the next one has the same
 // envelopes, the word of the first verify holds and it is not called again. A
@@ -47,13 +48,21 @@ func (c *Client) Start(ctx context.Context, ref image.Ref, p image.Platform, hav
 			return err
 		}
 		keep(resp.Body)
-		rest = resp.Body
+		rest = Rest{resp.Body, resp.Header.Get(api.HeaderTrace) == api.TraceEnough}
 		return nil
 	})
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	return s.config, s.bootstrap, rest, nil
+}
+
+// Rest is the rest of an answer to Start.
+type Rest struct {
+	io.ReadCloser
+	// Enough says that the run need not be recorded: the store knows what runs of the
+	// image touch.
+	Enough bool
 }
 
 func startRequest(ref image.Ref, p image.Platform, have *chunk.Digest, prefetch bool) request {

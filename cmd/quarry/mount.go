@@ -29,7 +29,7 @@ func runMount(ctx context.Context, w workerFlags, name, dir string, stderr io.Wr
 	if err != nil {
 		return err
 	}
-	im, err := startImage(ctx, &w, wk, name)
+	im, err := startImage(ctx, &w, wk, name, false)
 	defer im.end()
 	if err == nil {
 		err = wk.MountAt(ctx, im.Image, dir)

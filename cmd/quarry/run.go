@@ -86,6 +86,7 @@ func runRun(ctx context.Context, o runOptions, stdin io.Reader, stdout, stderr i
 	if err := prepareCommand(&o, stdin, stdout, stderr); err != nil {
 		return err
 	}
+	lateHeap()
 	times := timeline.New(time.Now())
 	ctx = timeline.With(ctx, times)
 	wk, err := o.worker.worker(ctx, stderr)
@@ -103,11 +104,11 @@ func runRun(ctx context.Context, o runOptions, stdin io.Reader, stdout, stderr i
 	defer signal.Stop(signals)
 	runCtx, cancel := untilStarted(ctx, &o)
 	defer cancel()
-	im, err := startImage(runCtx, &o.worker, wk, o.image)
+	im, err := startImage(runCtx, &o.worker, wk, o.image, true)
 	defer im.end()
 	var end worker.Ended
 	if err == nil {
-		o.command.Signals = signals
+		o.command.Signals, o.command.Coming = signals, im.coming
 		before := time.Since(times.Began())
 		end, err = wk.Run(runCtx, im.Image, o.command)
 		im.end()
@@ -231,7 +232,15 @@ func fetchImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name str
 		return nil, err
 	}
 	defer c.Close()
-	return images.Fetch(ctx, ref, platform)
+	patience, err := w.reader.readTimeout.duration()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ctx, heard := unlessSilent(ctx, c, patience)
+	im, err := images.Fetch(ctx, ref, platform)
+	return im, heard(err)
 }
 
 // recordOf is what a run cost: with its times, the --stats file, and what explain

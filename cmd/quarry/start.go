@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"quarry/api/client"
+	"quarry/store/chunk"
 	"quarry/worker"
 	"quarry/worker/folder"
 	"quarry/worker/reader"
@@ -16,69 +17,104 @@ import (
 // that has the list fetches the rest by itself.
 const handTime = 2 * time.Second
 
+// maxComing is how many chunks that the reader has got are kept in mind for whoever
+// reads them ahead: a stream of 32 MiB has some 600.
+const maxComing = 4096
+
 // started is an image that is on this machine. The rest of the store's answer goes
-// to the reader while the image is being mounted.
+// to the reader while the image is being decoded and mounted.
 type started struct {
 	*folder.Image
 	stores *client.Stores
 	cancel context.CancelFunc
 	handed chan struct{} // closed when nothing goes to the reader any more
+	// coming has the numbers of the chunks that the reader has got, and is closed
+	// before handed.
+	coming chan uint32
 }
 
 // startImage resolves and verifies an image, and makes sure that a reader runs
-// meanwhile, which it tells that a run begins. Whoever calls it calls end, also
-// when it fails.
-func startImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name string) (*started, error) {
+// meanwhile, which it tells that a run begins. With ahead, the caller reads the chunks
+// that are coming when the store can do without a record of the run. Whoever calls it
+// calls end, also when it fails.
+func startImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name string, ahead bool) (*started, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	s := &started{cancel: cancel, handed: make(chan struct{})}
+	s := &started{cancel: cancel, handed: make(chan struct{}), coming: make(chan uint32, maxComing)}
 	ref, platform, err := w.wanted(name)
 	var images *folder.Images
 	if err == nil {
 		images, s.stores, err = w.target.images(ctx, wk)
 	}
 	if err != nil {
-		close(s.handed)
+		s.nothing()
 		return s, err
 	}
-	readerUp := make(chan error, 1)
-	go func() { readerUp <- wk.EnsureReader(ctx) }() // ends with ctx; waited for below
-	var rest io.ReadCloser
-	if w.noTrace {
-		s.Image, err = images.Fetch(ctx, ref, platform)
-	} else {
-		s.Image, rest, err = images.FetchStart(ctx, ref, platform)
-	}
+	patience, err := w.reader.readTimeout.duration()
 	if err != nil {
+		s.nothing()
+		return s, err
+	}
+	fetchCtx, heard := unlessSilent(ctx, s.stores, patience)
+	var readerErr error
+	readerUp := make(chan struct{})
+	go func() { // ends with ctx; waited for below
+		defer close(readerUp)
+		readerErr = wk.EnsureReader(ctx)
+	}()
+	handing := false
+	s.Image, err = images.FetchStart(fetchCtx, ref, platform, !w.noTrace, func(id chunk.Digest, rest io.ReadCloser) {
+		handing = true
+		go func() { // ends with s.end, or when all is handed over
+			<-readerUp
+			s.hand(ctx, wk, id, rest, ahead)
+		}()
+	})
+	if err = heard(err); err != nil {
 		cancel() // what the reader's start says then is of no interest
 	}
-	readerErr := <-readerUp
+	<-readerUp
 	if err == nil {
 		err = readerErr
 	}
-	if err != nil || w.noTrace {
-		if rest != nil {
-			rest.Close()
-		}
-		close(s.handed)
-		return s, err
+	if !handing {
+		s.nothing()
 	}
-	go func() { // ends with s.end, or when all is handed over
-		defer close(s.handed)
-		s.hand(ctx, wk, rest)
-	}()
-	return s, nil
+	return s, err
 }
 
-// hand tells the reader that a run begins, and hands on what may help it. The run
-// does not need that.
-func (s *started) hand(ctx context.Context, wk *worker.Worker, rest io.ReadCloser) {
+// nothing says that there is nothing to hand to the reader.
+func (s *started) nothing() {
+	close(s.coming)
+	close(s.handed)
+}
+
+// hand tells the reader that a run begins, which then opens the image, and hands on
+// what may help it. The run does not need that. One that leaves no trace is not
+// recorded, as one that reads ahead is not.
+func (s *started) hand(ctx context.Context, wk *worker.Worker, id chunk.Digest, rest io.ReadCloser, ahead bool) {
+	defer s.nothing()
 	var body io.Reader
+	var came func(uint32)
+	if wk.NoTrace {
+		came = s.came
+	}
 	if rest != nil {
 		defer rest.Close()
 		body = rest
+		if r, ok := rest.(client.Rest); ok && r.Enough && ahead {
+			came = s.came
+		}
 	}
-	if err := reader.Start(ctx, wk.Dir, s.ID, body); err != nil && ctx.Err() == nil {
+	if err := reader.Start(ctx, wk.Dir, id, body, came); err != nil && ctx.Err() == nil {
 		wk.Log.DebugContext(ctx, "start not handed to the reader", "err", err)
+	}
+}
+
+// came notes a chunk that the reader has got; what is too much is not read ahead.
+func (s *started) came(n uint32) {
+	select {
+	case s.coming <- n:
+	default:
 	}
 }
 

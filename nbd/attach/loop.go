@@ -17,6 +17,10 @@ import (
 const (
 	// loopBlockSize is EROFS's block size, and what direct reads are aligned to.
 	loopBlockSize = 4096
+	// minPause and maxPause are between two looks at a device that is let go of: the
+	// kernel does it beside its last user's unmount, mostly within a millisecond.
+	minPause = 500 * time.Microsecond
+	maxPause = 10 * time.Millisecond
 	// maxLoopTries bounds the race with other programs for a free device.
 	maxLoopTries = 64
 )
@@ -129,7 +133,7 @@ var errDeviceUsed = errors.New("is still used")
 // bound are told to let go, which they do when their last user is gone. Errors:
 // errDeviceUsed.
 func freeLoops(ctx context.Context, image string) error {
-	for {
+	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		ns, err := boundLoops(image)
 		if err != nil || len(ns) == 0 {
 			return err
@@ -139,7 +143,7 @@ func freeLoops(ctx context.Context, image string) error {
 				return err
 			}
 		}
-		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+		if err := sleep(ctx, pause); err != nil {
 			return fmt.Errorf("%s %w: %w", loopPath(ns[0]), errDeviceUsed, err)
 		}
 	}

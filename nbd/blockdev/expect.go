@@ -43,9 +43,10 @@ func (d *Device) Expect(numbers []uint32) *Expected {
 	return e
 }
 
-// Deliver takes the plain bytes of an expected chunk; they are verified here and
-// copied. It is given to the reads that wait for it, and kept while there is room
-// for chunks that nobody has read yet. Errors: ErrRefused.
+// Deliver takes the plain bytes of an expected chunk, which are verified here, and
+// the device's from now on, not to be changed. It is given to the reads that wait for
+// it, and kept while there is room for chunks that nobody has read yet. Errors:
+// ErrRefused.
 func (e *Expected) Deliver(digest chunk.Digest, plain []byte) error {
 	d := e.d
 	e.mu.Lock()
@@ -62,13 +63,12 @@ func (e *Expected) Deliver(digest chunk.Digest, plain []byte) error {
 		d.memory.unexpect(c)
 		return fmt.Errorf("%w: %d bytes are not chunk %s of %d", ErrRefused, len(plain), digest, length)
 	}
-	own := append(make([]byte, 0, len(plain)), plain...)
-	d.count.start.fetched.add(int64(len(own)))
-	d.count.ahead.fetched.add(int64(len(own)))
+	d.count.start.fetched.add(int64(length))
+	d.count.ahead.fetched.add(int64(length))
 	c.by.took(int64(length))
-	a := arrival{d: digest, p: own, tier: TierStart, coming: c, ahead: &d.count.ahead, patient: true}
+	a := arrival{d: digest, p: plain, tier: TierStart, coming: c, ahead: &d.count.ahead, patient: true}
 	if got := d.arrive(a); got.fresh {
-		d.offer(digest, own, !got.waited)
+		d.offer(digest, plain, !got.waited)
 	}
 	return nil
 }

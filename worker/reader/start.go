@@ -1,7 +1,9 @@
 package reader
 
 import (
+	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	"quarry/nbd"
@@ -34,10 +37,11 @@ const (
 )
 
 // serveStart answers POST /images/{id}/start: a run of the image begins, and wants
-// to be recorded. The body, if any, is a trace stream: chunks of it go to the reads
-// that need them, and the rest of its list is fetched behind them. The image is
-// opened when it is not. The answer comes when the stream has ended; whatever is
-// wrong with it, 204: it was a hint.
+// to be recorded, unless it reads chunks before they are asked for, with ?ahead=true.
+// The body, if any, is a trace stream: chunks of it go to the reads that need them,
+// and the rest of its list is fetched behind them. The image is opened when it is
+// not. The answer, of status 200 whatever is wrong with the stream, which was a hint,
+// has the numbers of the chunks that came, as they come, and ends with the stream.
 func (r *reader) serveStart(w http.ResponseWriter, q *http.Request) {
 	id, err := chunk.ParseHex(q.PathValue("id"))
 	if err != nil {
@@ -69,20 +73,19 @@ func (r *reader) serveStart(w http.ResponseWriter, q *http.Request) {
 	}
 	// A recording that nobody asks for again is lost with its reader. So nothing that
 	// a run has forbidden is recorded by the next reader, but for the mark of the mount.
-	if noTrace(r.cfg.Dir, id) {
+	if noTrace(r.cfg.Dir, id) || q.FormValue("ahead") == "true" {
 		used.recording.discard()
 	} else {
 		used.recording.want()
 	}
 	if q.ContentLength != 0 {
-		r.takeStart(q.Context(), http.NewResponseController(w), q.Body, used)
+		r.takeStart(q.Context(), newTeller(w), q.Body, used)
 	}
-	w.WriteHeader(http.StatusNoContent)
 }
 
 // takeStart takes a stream, and has what it does not bring fetched.
-func (r *reader) takeStart(ctx context.Context, ctl *http.ResponseController, body io.Reader, used *usedImage) {
-	begun := time.Now()
+func (r *reader) takeStart(ctx context.Context, tell *teller, body io.Reader, used *usedImage) {
+	begun, ctl := time.Now(), tell.ctl
 	defer ctl.SetReadDeadline(begun) // the answer waits for nothing that is not read
 	select {
 	case r.starts <- struct{}{}:
@@ -102,9 +105,10 @@ func (r *reader) takeStart(ctx context.Context, ctl *http.ResponseController, bo
 	}
 	var came map[uint32]bool
 	if !r.onDisk(used.openImage, list[:coming]) {
-		came, err = used.deliver(tr, list[:coming], func() {
+		came, err = used.deliver(tr, list[:coming], tell.came, func() {
 			ctl.SetReadDeadline(earlier(begun.Add(startTime), time.Now().Add(startStall)))
 		})
+		tell.flush()
 		r.hintRefused(ctx, used.id, err)
 	}
 	rest := slices.DeleteFunc(list, func(n uint32) bool { return came[n] })
@@ -152,12 +156,11 @@ func (im *openImage) ofTable(list []uint32) error {
 }
 
 // deliver brings the chunks of a stream to the device until it ends, and says which
-// came. before is called before each is read.
-func (im *openImage) deliver(tr *trace.Reader, coming []uint32, before func()) (came map[uint32]bool, err error) {
+// came. before is called before each is read, tell after each that came.
+func (im *openImage) deliver(tr *trace.Reader, coming []uint32, tell func(n uint32, size int), before func()) (came map[uint32]bool, err error) {
 	e := im.Expect(coming)
 	defer e.End()
 	came = make(map[uint32]bool, len(coming))
-	var plain []byte
 	for {
 		before()
 		c, err := tr.Next()
@@ -168,15 +171,48 @@ func (im *openImage) deliver(tr *trace.Reader, coming []uint32, before func()) (
 			return came, err
 		}
 		// A chunk that is not what it should be spoils itself alone.
-		p, err := c.Plain(plain)
+		p, err := c.Plain(nil) // which the device keeps
 		if err != nil {
 			continue
 		}
-		plain = p
 		if e.Deliver(im.chunks[c.Number].Digest, p) == nil {
 			came[c.Number] = true
+			tell(c.Number, len(p))
 		}
 	}
+}
+
+// tellEvery is how many bytes of chunks come before it is told that they came: what
+// is told wakes another process.
+const tellEvery = 512 << 10
+
+// teller tells who hands a stream over which of its chunks have come, by their
+// numbers of 4 bytes each.
+type teller struct {
+	w    io.Writer
+	ctl  *http.ResponseController
+	buf  []byte
+	size int
+}
+
+func newTeller(w http.ResponseWriter) *teller {
+	t := &teller{w: w, ctl: http.NewResponseController(w)}
+	t.ctl.EnableFullDuplex()
+	return t
+}
+
+func (t *teller) came(n uint32, size int) {
+	t.buf = binary.LittleEndian.AppendUint32(t.buf, n)
+	if t.size += size; t.size >= tellEvery {
+		t.flush()
+	}
+}
+
+// flush tells what was not told yet. Who does not hear it has gone.
+func (t *teller) flush() {
+	t.w.Write(t.buf)
+	t.ctl.Flush()
+	t.buf, t.size = t.buf[:0], 0
 }
 
 // hintRefused logs what is wrong with a stream that is more than cut off: the store
@@ -223,16 +259,31 @@ func noTrace(d folder.Dir, id chunk.Digest) bool {
 }
 
 // Start tells the reader that a run of an image begins, and hands on the rest of
-// the answer to /v1/start, if any. It returns when that has ended.
-func Start(ctx context.Context, d folder.Dir, id chunk.Digest, rest io.Reader) error {
+// the answer to /v1/start, if any. It returns when that has ended. came, if not
+// nil, is told which chunks of it the reader has got, by number, for the caller to
+// read: nothing is recorded of the image then, because nobody could tell what the
+// run itself touches.
+func Start(ctx context.Context, d folder.Dir, id chunk.Digest, rest io.Reader, came func(n uint32)) error {
 	if rest == nil {
 		rest = http.NoBody
 	}
-	resp, err := call(ctx, d, 0, http.MethodPost, "/images/"+id.Hex()+"/start", rest, http.StatusNoContent)
+	ahead := strconv.FormatBool(came != nil)
+	resp, err := call(ctx, d, 0, http.MethodPost, "/images/"+id.Hex()+"/start?ahead="+ahead, rest, http.StatusOK)
 	if err != nil {
 		return fmt.Errorf("start of image %s: %w", id, err)
 	}
-	return resp.Body.Close()
+	defer resp.Body.Close()
+	for b := bufio.NewReader(resp.Body); ; {
+		var number [4]byte
+		switch _, err := io.ReadFull(b, number[:]); {
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return fmt.Errorf("start of image %s: %w", id, err)
+		case came != nil:
+			came(binary.LittleEndian.Uint32(number[:]))
+		}
+	}
 }
 
 // NoTrace has the reader forget what it has recorded of an open image, and record

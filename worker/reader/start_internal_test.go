@@ -12,8 +12,7 @@ import (
 func TestAStreamTooManyIsNotWaitedFor(t *testing.T) {
 	r := &reader{starts: make(chan struct{})} // none is free
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		r.takeStart(q.Context(), http.NewResponseController(w), q.Body, nil)
-		w.WriteHeader(http.StatusNoContent)
+		r.takeStart(q.Context(), newTeller(w), q.Body, nil)
 	}))
 	defer srv.Close()
 	body, stream := io.Pipe()

@@ -55,7 +55,8 @@ func (r *rig) startFetch(t *testing.T, ref image.Ref) (*folder.Image, io.ReadClo
 	}
 	t.Cleanup(c.Close)
 	images := &folder.Images{Dir: r.dir, Source: c, Origin: folder.Origin{Stores: []string{r.store}}, Trust: signer.NewTrust(r.Key.Public())}
-	im, rest, err := images.FetchStart(t.Context(), ref, image.HostPlatform())
+	var rest io.ReadCloser
+	im, err := images.FetchStart(t.Context(), ref, image.HostPlatform(), true, func(_ chunk.Digest, r io.ReadCloser) { rest = r })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +68,7 @@ func (r *rig) startFetch(t *testing.T, ref image.Ref) (*folder.Image, io.ReadClo
 
 func (r *rig) begin(t *testing.T, id chunk.Digest, rest io.Reader) {
 	t.Helper()
-	if err := reader.Start(t.Context(), r.dir, id, rest); err != nil {
+	if err := reader.Start(t.Context(), r.dir, id, rest, nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -192,7 +193,7 @@ func TestAStreamOfWhatTheDiskHasIsNotTaken(t *testing.T) {
 	pr, pw := io.Pipe()
 	defer pw.Close() // a stream that goes on until nobody takes it
 	ended := make(chan error, 1)
-	go func() { ended <- reader.Start(t.Context(), r.dir, im.ID, pr) }() // ends when the reader answers
+	go func() { ended <- reader.Start(t.Context(), r.dir, im.ID, pr, nil) }() // ends when the reader answers
 	w := trace.NewWriter(pw)
 	write(t, w.List(all, len(all)))
 	write(t, w.Chunk(chunkOf(sibling, 0)))
@@ -219,13 +220,37 @@ func TestAStreamThatStallsHoldsUpNoRead(t *testing.T) {
 	pr, pw := io.Pipe()
 	defer pw.Close() // it stays open until the reads are done
 	ended := make(chan error, 1)
-	go func() { ended <- reader.Start(t.Context(), r.dir, id, pr) }() // ends with the pipe
+	go func() { ended <- reader.Start(t.Context(), r.dir, id, pr, nil) }() // ends with the pipe
 	w := trace.NewWriter(pw)
 	write(t, w.List([]uint32{0, 1, 2, 3, 4}, 5))
 	write(t, w.Chunk(chunkOf(img, 0)))
 	touch(t, r.open(t, id), img, 0, 1, 2, 3, 4, 9)
 	if err := <-ended; err != nil { // the reader gives the stream up by itself
 		t.Errorf("start: %v", err)
+	}
+}
+
+func TestAStartTellsWhichChunksCame(t *testing.T) {
+	r := newRig(t)
+	img, id := r.fetch(t, "team/a:1", 60)
+	wrong := chunkOf(img, 2)
+	wrong.Stored = bytes.Repeat([]byte("x"), len(wrong.Stored))
+	pr, pw := io.Pipe()
+	defer pw.Close()
+	var came []uint32
+	ended := make(chan error, 1)
+	go func() { // ends with the pipe
+		ended <- reader.Start(t.Context(), r.dir, id, pr, func(n uint32) { came = append(came, n) })
+	}()
+	w := trace.NewWriter(pw)
+	write(t, w.List([]uint32{4, 2, 0, 1, 3}, 4))
+	for _, c := range []trace.Chunk{chunkOf(img, 4), wrong, chunkOf(img, 0)} { // 1 is left out
+		write(t, w.Chunk(c))
+	}
+	write(t, w.Close())
+	pw.Close()
+	if err := <-ended; err != nil || !slices.Equal(came, []uint32{4, 0}) {
+		t.Errorf("told of %v, %v, want chunks 4 and 0", came, err)
 	}
 }
 
@@ -274,7 +299,7 @@ func TestStreamsOfAHostileStoreChangeNoByte(t *testing.T) {
 			}
 		})
 	}
-	if err := reader.Start(t.Context(), r.dir, chunk.Sum(nil), nil); err == nil {
+	if err := reader.Start(t.Context(), r.dir, chunk.Sum(nil), nil, nil); err == nil {
 		t.Error("a start of an image that is not here went through")
 	}
 }
@@ -297,6 +322,11 @@ func TestOnlyWhatARunAskedForIsSentAndNothingOfOneThatForbids(t *testing.T) {
 		}
 	}
 	start := func(t *testing.T) { r.begin(t, id, nil) }
+	ahead := func(t *testing.T) {
+		if err := reader.Start(t.Context(), r.dir, id, nil, func(uint32) {}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	noop := func(*testing.T) {}
 	for _, c := range []struct {
 		name          string
@@ -306,6 +336,8 @@ func TestOnlyWhatARunAskedForIsSentAndNothingOfOneThatForbids(t *testing.T) {
 		{"nobody asked", noop, noop, 0},
 		{"a run asked", start, noop, 1},
 		{"a run asked a moment late", noop, start, 1},
+		{"a run that reads ahead asked", ahead, noop, 0},
+		{"a run that reads ahead came after", start, ahead, 0},
 		{"a graded run came before", noTrace, start, 0},
 		{"a graded run came after", start, noTrace, 0},
 		{"a graded run uses the mount", mark(mount), start, 0},

@@ -29,6 +29,7 @@ const (
 	ShimAttach  = "shim_attach"  // it binds the export to a block device and mounts it
 	ShimMount   = "shim_mount"   // its mount(2), which reads the superblock
 	Probe       = "probe"        // see that an image that is mounted already answers
+	ReadAhead   = "read_ahead"   // have the kernel read the chunks that came, beside the others
 	Figures     = "figures"      // ask the reader what the image cost
 	Lookup      = "lookup"       // find the command and its user inside the image
 	Sandbox     = "sandbox"      // make the sandbox's folder and configuration
