@@ -174,6 +174,7 @@ func New(cfg Config) (*Device, error) {
 		grouped:   cfg.GroupBytes > 0,
 		alone:     int64(cfg.Alone),
 		groups:    newGroups(cfg.Image, cfg.GroupBytes),
+		sequences: sequences{spare: cfg.Memory.spare},
 		budget:    semaphore.NewWeighted(maxFetchBytes),
 		gone:      make(chan struct{}),
 		running:   map[*context.CancelFunc]struct{}{},

@@ -12,7 +12,7 @@ const (
 	// maxBefore is how many bytes of others may come before a chunk that a read waits
 	// for: what a sequential read has under way, 3.4 MB stored, 30 ms at 1 Gbit/s.
 	// What is further behind comes sooner when it is asked for by itself.
-	maxBefore = maxWindow
+	maxBefore = sureWindow
 	// maxOnWay is what a read waits at most for a chunk that is on its way, however
 	// steadily others come: maxBefore takes so long at 28 Mbit/s.
 	maxOnWay = time.Second

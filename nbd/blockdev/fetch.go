@@ -1,6 +1,7 @@
 package blockdev
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -288,7 +289,7 @@ func (d *Device) came(ctx context.Context, f *flight, p []byte, err error) {
 		}
 		return
 	}
-	own := append(make([]byte, 0, len(p)), p...)
+	own := bytes.Clone(p) // which clears no memory, as make does
 	d.count.store.fetched.add(int64(len(p)))
 	if got := d.arrive(arrival{d: c.Digest, p: own, tier: TierStore, flight: f}); got.fresh {
 		d.offer(c.Digest, own, false)
@@ -305,7 +306,7 @@ func (d *Device) cameAhead(c *coming, p []byte, err error, patient bool) {
 		d.memory.unexpect(c)
 		return
 	}
-	own := append(make([]byte, 0, len(p)), p...)
+	own := bytes.Clone(p) // which clears no memory, as make does
 	d.count.store.fetched.add(int64(len(p)))
 	d.count.ahead.fetched.add(int64(len(p)))
 	a := arrival{d: c.d, p: own, tier: TierStore, coming: c, ahead: &d.count.ahead, patient: patient}

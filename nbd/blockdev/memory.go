@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"quarry/store/chunk"
 )
@@ -19,6 +20,10 @@ const (
 	// What is kept serves what asks twice at once, such as two images with a chunk in
 	// common.
 	spentShare = 8
+	// staleAfter is how long what was fetched ahead keeps others from being fetched
+	// further ahead: programs read what a list brings for them within half a minute, or
+	// not at all.
+	staleAfter = 30 * time.Second
 )
 
 // Memory keeps verified plain chunks for the devices that share it, and knows
@@ -54,6 +59,7 @@ type class struct {
 type held struct {
 	d     chunk.Digest
 	p     []byte
+	came  time.Time
 	given []uint64 // bit set of the blocks that were read
 	left  int64    // blocks that were not
 	ahead *aheadCounters
@@ -256,7 +262,7 @@ func (m *Memory) keep(a arrival) {
 		return
 	}
 	n := blocksOf(size)
-	h := &held{d: a.d, p: a.p, given: make([]uint64, (n+63)/64), left: n, ahead: a.ahead}
+	h := &held{d: a.d, p: a.p, came: time.Now(), given: make([]uint64, (n+63)/64), left: n, ahead: a.ahead}
 	m.at[a.d] = h
 	m.bytes += size
 	if a.ahead != nil {
@@ -264,6 +270,23 @@ func (m *Memory) keep(a arrival) {
 	} else {
 		m.move(h, &m.live)
 	}
+}
+
+// spare returns how many bytes may be fetched ahead without pushing out any that
+// were fetched ahead before and may be read yet. What nobody has read for long
+// makes room for a step.
+func (m *Memory) spare() int64 {
+	left := m.ahead.left()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for left-m.unused.bytes < maxStep {
+		e := m.unused.order.Back()
+		if e == nil || time.Since(e.Value.(*held).came) < staleAfter {
+			break
+		}
+		m.evict(&m.unused)
+	}
+	return left - m.unused.bytes
 }
 
 // full reports whether chunks that wait for room would find none.

@@ -3,6 +3,8 @@ package blockdev
 import (
 	"encoding/binary"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"quarry/store/chunk"
 )
@@ -173,4 +175,33 @@ func TestTagsAreBoundedAndKeepWhatIsUsed(t *testing.T) {
 	if tags.get(d) != nil {
 		t.Error("nothing was forgotten")
 	}
+}
+
+// TestOnlyStaleChunksMakeRoomForMoreAhead: to fetch further ahead pushes out
+// nothing that may be read yet.
+func TestOnlyStaleChunksMakeRoomForMoreAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 1 << 20
+		m := NewMemory(16 * n)
+		var ahead aheadCounters
+		for k := range uint64(6) {
+			m.arrive(arrivalOf(k, n, &ahead, false))
+			time.Sleep(time.Second)
+		}
+		if got := m.spare(); got != 2*n {
+			t.Errorf("%d bytes to spare of 8 MiB with 6 in use, want 2 MiB", got)
+		}
+		m.ahead.take(n)
+		if got := m.spare(); got != n {
+			t.Errorf("%d bytes to spare while 1 MiB comes, want 1 MiB", got)
+		}
+		m.ahead.give(n)
+		time.Sleep(staleAfter - 4*time.Second) // chunks 0 to 2 came long ago
+		if got := m.spare(); got != maxStep {
+			t.Errorf("%d bytes to spare beside what is stale, want a step", got)
+		}
+		for k := range uint64(6) {
+			checkHeld(t, m, n, k, k >= 2)
+		}
+	})
 }

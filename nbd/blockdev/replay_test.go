@@ -303,6 +303,6 @@ func TestReplayOfAFullRead(t *testing.T) {
 		if s.wire != all {
 			t.Errorf("%d stored bytes, want each chunk once, %d", s.wire, all)
 		}
-		cost{requests: s.requests, wire: s.wire}.within(t, cost{requests: 56, wire: all}, cost{requests: 100})
+		cost{requests: s.requests, wire: s.wire}.within(t, cost{requests: 59, wire: all}, cost{requests: 100})
 	})
 }

@@ -27,6 +27,13 @@ func (r *room) take(n int64) bool {
 	return true
 }
 
+// left is what may be taken.
+func (r *room) left() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.free
+}
+
 // give gives n bytes back.
 func (r *room) give(n int64) {
 	r.mu.Lock()

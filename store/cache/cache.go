@@ -76,6 +76,7 @@ type Cache struct {
 	sizes   sizes
 	buffers sync.Pool     // *[]byte of bounceSize, aligned
 	wake    chan struct{} // 1: there is work for the writer
+	hurry   chan struct{} // 1: it is not to wait for more
 	done    chan struct{} // closed when the writer has ended
 
 	pinMu sync.Mutex // one list is written at a time; taken before mu
@@ -85,6 +86,7 @@ type Cache struct {
 	entries     int                    // of all segments, dead ones too
 	pending     map[chunk.Digest]*item // offered, not yet written
 	queue       []*item                // those the writer has not taken
+	newBytes    int64                  // of queue
 	queueBytes  int64                  // of pending
 	room        chan struct{}          // closed when queueBytes falls
 	marks       []mark                 // states to be written
@@ -151,6 +153,7 @@ func Open(cfg Config) (*Cache, error) {
 		sizes:   z,
 		buffers: sync.Pool{New: func() any { b := alignedBuffer(bounceSize); return &b }},
 		wake:    make(chan struct{}, 1),
+		hurry:   make(chan struct{}, 1),
 		done:    make(chan struct{}),
 		pending: map[chunk.Digest]*item{},
 		room:    make(chan struct{}),
@@ -189,7 +192,7 @@ func (c *Cache) Close() error {
 	again := c.closed
 	c.closed = true
 	c.mu.Unlock()
-	c.wakeWriter()
+	c.hurryWriter()
 	<-c.done
 	if again {
 		return nil
@@ -354,8 +357,12 @@ func (c *Cache) offer(d chunk.Digest, p []byte, cl class) {
 	if err != nil {
 		c.count.refused++
 	}
+	enough := c.newBytes >= gatherBytes || len(c.queue) >= maxQueued/2
 	c.mu.Unlock()
-	if it != nil {
+	switch {
+	case it != nil && enough:
+		c.hurryWriter()
+	case it != nil:
 		c.wakeWriter()
 	}
 }
@@ -372,7 +379,7 @@ func (c *Cache) Put(ctx context.Context, d chunk.Digest, p []byte) error {
 		var wait <-chan struct{}
 		switch {
 		case it != nil:
-			c.wakeWriter()
+			c.hurryWriter()
 			wait = it.done
 		case errors.Is(err, errFull):
 			wait = room

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"quarry/internal/proc"
 	"quarry/store"
@@ -210,6 +212,44 @@ func TestWhatIsOfferedIsReadWhileTheDiskStands(t *testing.T) {
 			t.Errorf("chunk %d after a restart: read %t", i, got)
 		}
 	}
+}
+
+// TestChunksAndUsesAreWrittenTogether: what comes in short time costs one write,
+// and who waits for his own does not wait for more.
+func TestChunksAndUsesAreWrittenTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemFS()
+		c := open(t, cache.Config{FS: m})
+		n := chunks(0, 301, 5000)
+		put(t, c, n[300])
+		ops := map[string]int{}
+		m.fail = func(op, _ string, _ int) (int, error) {
+			ops[op]++
+			return 0, nil
+		}
+		each := func(do func(named)) {
+			for _, n := range n[:300] {
+				do(n)
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		each(func(n named) { c.OfferSpeculative(n.Digest, n.p) })
+		if ops["write"] > 4*4 || c.Stats().QueuedBytes > 0 {
+			t.Errorf("%v for 300 chunks in 300 ms, %d bytes wait, want at most 4 writes of data, of an index, of a header", ops, c.Stats().QueuedBytes)
+		}
+		clear(ops)
+		each(func(n named) { c.Touch(n.Digest) })
+		if ops["open"] > 4 {
+			t.Errorf("%v for 300 uses in 300 ms, want an index opened at most 4 times", ops)
+		}
+		start := time.Now()
+		put(t, c, chunks(1000, 10, 5000)...)
+		if took := time.Since(start); took > 0 {
+			t.Errorf("10 Puts waited %v for others", took)
+		}
+	})
 }
 
 func TestSpeculationLeavesRoomInTheQueue(t *testing.T) {

@@ -71,6 +71,7 @@ func (c *Cache) enqueue(d chunk.Digest, p []byte, cl class, bound int64) (*item,
 	c.pending[d] = it
 	c.queue = append(c.queue, it)
 	c.queueBytes += int64(len(p))
+	c.newBytes += int64(len(p))
 	return it, nil, nil
 }
 
@@ -80,13 +81,27 @@ func (c *Cache) mark(s *segment, i uint32) {
 		c.marks = append(c.marks, mark{s, i})
 		c.wakeWriter()
 	}
+	if len(c.marks) == maxMarks/2 {
+		c.hurryWriter()
+	}
 }
 
+// wakeWriter tells the writer that there is work, which may wait for more.
 func (c *Cache) wakeWriter() {
 	select {
 	case c.wake <- struct{}{}:
 	default: // it will look anyway
 	}
+}
+
+// hurryWriter tells the writer that there is enough work, or somebody who waits
+// for its end.
+func (c *Cache) hurryWriter() {
+	select {
+	case c.hurry <- struct{}{}:
+	default: // it is told already
+	}
+	c.wakeWriter()
 }
 
 // take returns the work there is, and whether there will be more.
@@ -99,6 +114,7 @@ func (c *Cache) take() (items []*item, marks []mark, more bool) {
 		n++
 	}
 	items, c.queue = c.queue[:n:n], c.queue[n:]
+	c.newBytes -= bytes
 	if len(c.queue) == 0 {
 		c.queue = nil
 	}
