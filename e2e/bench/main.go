@@ -22,6 +22,13 @@ import (
 
 func main() {
 	storm.Main()
+	if len(os.Args) == 3 && os.Args[1] == readTreeWord {
+		if err := readTree(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx); err != nil {
