@@ -22,7 +22,7 @@ const (
 	// reads never fill it.
 	DefaultInFlight = 64 << 20
 	// DefaultConns is several connections for each of the 64 images a worker
-	// is made for.
+	// is made for. Each keeps a thread.
 	DefaultConns = 512
 	// minCharge is what a short read counts, so that the bound on bytes bounds
 	// requests (to 4096) as well.

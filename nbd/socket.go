@@ -22,16 +22,16 @@ const (
 // errFull says that the server has not taken earlier requests yet.
 var errFull = errors.New("no room for a request")
 
-// socket is a connection that one thread reads with plain blocking calls. Go's
-// poller would wake two more threads for each reply, and each wake-up of a
-// sleeping processor costs more than the reply itself.
+// socket is a connection that is read with plain blocking calls, by one goroutine
+// at a time, whose thread they keep. Go's poller would wake two more threads for each
+// message, and each wake-up of a sleeping processor costs more than the message itself.
 type socket struct {
 	fd    int
-	until time.Time // when the bytes that are being read must have come; of the reading thread
+	until time.Time // when the bytes that are being read must have come; of the reading goroutine
 	// patience bounds every Read: EAGAIN. In ms, none if negative.
 	patience int
 
-	mu   sync.Mutex // held while one request is written; guards open
+	mu   sync.Mutex // held while a request is sent; guards open
 	open bool       // the descriptor is this socket's
 }
 
@@ -59,8 +59,7 @@ func newSocket(conn net.Conn) (*socket, error) {
 	return s, nil
 }
 
-// Read waits for bytes, as long as patience says. It is called by one thread,
-// which also calls release, when it is done.
+// Read waits for bytes, as long as patience says.
 func (s *socket) Read(p []byte) (int, error) {
 	for {
 		if !s.until.IsZero() && time.Now().After(s.until) {
@@ -129,7 +128,7 @@ func (s *socket) shutdown() {
 	}
 }
 
-// release closes the descriptor.
+// release closes the descriptor, after the last Read and Write.
 func (s *socket) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

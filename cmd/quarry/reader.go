@@ -37,18 +37,15 @@ func newReader() *cobra.Command {
 	return c
 }
 
-// spareProcs is how many goroutines may run beyond one for each processor. While
-// two decode and a third writes, Go looks at the sockets only when one of them is
-// done, milliseconds later; the kernel lets the thread that reads them go first.
-const spareProcs = 2
-
-// waiting is how many more processors the Go runtime is told of than it would use:
-// the thread of a connection that waits for a request keeps one, and when none is
-// left the runtime takes it away after 20 µs, which costs several wake-ups.
-const waiting = 2
+// spareProcs is how many more processors the Go runtime is told of than it would
+// use. Two are for threads of connections that wait for a request: each keeps one,
+// and when none is left the runtime takes it away after 20 µs, which costs several
+// wake-ups. Two are for goroutines: while two decode and a third writes, Go would look
+// at the sockets only when one of them is done, milliseconds later; the kernel lets
+// the thread that reads them go first.
+const spareProcs = 4
 
 func runReader(ctx context.Context, dir string, f readerFlags, stderr io.Writer) error {
-	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + waiting)
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + spareProcs)
 	lateHeap()
 	limit, err := f.cacheSize.bytes()

@@ -150,7 +150,7 @@ func (c *cold) readAll(ctx context.Context, p *proxy.Proxy) (took time.Duration,
 		return 0, 0, err
 	}
 	started := time.Now()
-	if _, err := c.lab.Quarry(ctx, append(append([]string{"mount"}, flags...), coldImage, mount)...); err != nil {
+	if _, err := c.lab.Quarry(ctx, append(append([]string{"mount", "--no-trace"}, flags...), coldImage, mount)...); err != nil {
 		return 0, 0, err
 	}
 	defer func() {
