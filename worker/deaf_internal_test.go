@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -31,18 +32,38 @@ func TestAShimThatDoesNotRunIsKilled(t *testing.T) {
 	defer p.Close()
 	var log bytes.Buffer
 	w := &Worker{Log: slog.New(slog.NewTextHandler(&log, nil))}
+	const pauses, few = 20, 2
+	var stopped atomic.Bool
+	var seen atomic.Int64
+	paused := make(chan struct{})
+	// mayRest is asked when a look has found the process at rest. It answers when that
+	// has run again, however busy the machine is: the next look finds that it has.
+	mayRest := func() int {
+		for at, err := p.Switches(); err == nil && !stopped.Load(); time.Sleep(time.Millisecond) {
+			if now, err := p.Switches(); err != nil || now != at {
+				break
+			}
+		}
+		if seen.Add(1) == pauses {
+			close(paused)
+		}
+		return few
+	}
 	ended := make(chan bool, 1)
 	go func() { // ends with the process
-		ended <- w.awaitShim(t.Context(), p, 200*time.Millisecond, func() int { return 5 })
+		ended <- w.awaitShim(t.Context(), p, time.Millisecond, mayRest)
 	}()
 	select {
 	case <-ended:
 		t.Fatalf("a process that runs was taken for a deaf one: %s", &log)
-	case <-time.After(2 * time.Second):
+	case <-paused:
+	case <-time.After(patience):
+		t.Fatalf("a process that sleeps was found at rest %d times, want %d", seen.Load(), pauses)
 	}
 	if err := unix.Kill(-cmd.Process.Pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	stopped.Store(true)
 	select {
 	case got := <-ended:
 		if !got {

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -339,11 +340,11 @@ func mountedElsewhere(dev uint64, root string) (use, error) {
 		}
 		u, known := found[ns]
 		if !known {
-			raw, err := os.ReadFile(filepath.Join("/proc", p.Name(), "mountinfo"))
+			beside, err := seesBeside(p.Name(), dev, root)
 			if err != nil {
 				continue
 			}
-			if mountedBeside(string(raw), dev, root) {
+			if beside {
 				u = usedInPassing
 			}
 		}
@@ -372,21 +373,24 @@ func isRunsc(pid string) bool {
 	return err == nil && (name == "" || strings.HasPrefix(filepath.Base(name), "runsc"))
 }
 
-// mountedBeside looks for the device in a mount table, in a place other than root.
-func mountedBeside(table string, dev uint64, root string) bool {
-	field := fmt.Sprintf(" %d:%d ", unix.Major(dev), unix.Minor(dev))
-	for line := range strings.Lines(table) {
-		const pointField = 4
-		f := strings.Fields(line)
-		if strings.Contains(line, field) && len(f) > pointField && f[pointField] != escapeMount.Replace(root) {
-			return true
-		}
+// seesBeside reports whether a process sees the device mounted elsewhere than on root.
+func seesBeside(pid string, dev uint64, root string) (bool, error) {
+	table, err := os.Open(filepath.Join("/proc", pid, "mountinfo"))
+	if err != nil {
+		return false, err
 	}
-	return false
+	defer table.Close()
+	return mountedBeside(table, dev, root)
 }
 
-// escapeMount writes a path as mountinfo does.
-var escapeMount = strings.NewReplacer(`\`, `\134`, " ", `\040`, "\t", `\011`, "\n", `\012`)
+// mountedBeside looks for the device in a mount table, in a place other than root.
+func mountedBeside(table io.Reader, dev uint64, root string) (bool, error) {
+	beside := false
+	err := attach.Mounts(table, func(m attach.MountEntry) {
+		beside = beside || m.Device == dev && m.Point != root
+	})
+	return beside, err
+}
 
 func bindReadOnly(from, to string) error {
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {

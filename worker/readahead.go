@@ -19,6 +19,12 @@ const aheadBytes = 1 << 20
 // not wait for each file on its own. It goes on until coming is closed or the returned
 // function is called, which then waits for the read under way. It is a help, and what
 // goes wrong with it goes wrong again for the command, if that needs it.
+//
+// That wait has no grace of its own. When the reader is killed and the store gone just
+// then, the command's end waits for as long as the shim lets a read wait: a thread in a
+// read of a mount cannot be called back, others may use the mount, so that its detach
+// would not end the read either, and a goroutine left behind would keep the mount busy.
+// The end of ctx, such as a signal, ends the wait.
 func readAhead(ctx context.Context, im *folder.Image, root string, coming <-chan uint32) (end func()) {
 	if coming == nil || im.RAFS.Blob == nil {
 		return func() {}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -230,15 +231,22 @@ func TestAnotherMountOfTheDeviceIsAUse(t *testing.T) {
 	const table = "30 24 0:27 / / rw - tmpfs tmpfs rw\n" +
 		"31 30 7:3 / /w/mounts/x/root ro,nosuid,nodev - erofs /dev/loop3 ro\n"
 	dev := unix.Mkdev(7, 3)
-	if mountedBeside(table, dev, "/w/mounts/x/root") {
+	beside := func(table string, dev uint64, root string) bool {
+		got, err := mountedBeside(strings.NewReader(table), dev, root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if beside(table, dev, "/w/mounts/x/root") {
 		t.Error("the mount itself, or a namespace's copy of it, counts as a use")
 	}
 	for _, point := range []string{"/mnt", `/mnt/a\040b`} {
-		if !mountedBeside(table+"32 30 7:3 / "+point+" ro - erofs /dev/loop3 ro\n", dev, "/w/mounts/x/root") {
+		if !beside(table+"32 30 7:3 / "+point+" ro - erofs /dev/loop3 ro\n", dev, "/w/mounts/x/root") {
 			t.Errorf("a bind mount on %s does not count", point)
 		}
 	}
-	if mountedBeside(table, unix.Mkdev(7, 30), "/w") {
+	if beside(table, unix.Mkdev(7, 30), "/w") {
 		t.Error("another device counts")
 	}
 }

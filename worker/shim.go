@@ -102,7 +102,12 @@ func runShim(ctx context.Context, dir string, args []string) error {
 		go cmd.Wait() // ends with the shim or with this process
 		return nil
 	}
-	cmd.Process.Kill()
+	// One that has said why it ends is about to, and its exit status says what of: that
+	// is waited for. One that says nothing more is killed, as is who stays after all.
+	if err != nil {
+		cmd.Process.Kill()
+	}
+	defer context.AfterFunc(ctx, func() { cmd.Process.Kill() })()
 	// Swept before it is waited for: a thread of it may be in mount(2), waiting for
 	// a read of its own device, which nothing else ends.
 	sweepErr := attach.End(context.WithoutCancel(ctx), dir)

@@ -90,26 +90,19 @@ func (w *Worker) mountOf(dev uint64) (dir string, ok bool) {
 // otherWorker returns the folder of the worker whose mount of an image has the
 // device, going by the places where workers mount theirs; "" when there is none.
 func otherWorker(dev uint64) (string, error) {
-	raw, err := os.ReadFile("/proc/self/mountinfo")
+	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return "", err
 	}
-	number := fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))
-	for line := range strings.Lines(string(raw)) {
-		const deviceField, pointField = 2, 4
-		f := strings.Fields(line)
-		if len(f) <= pointField || f[deviceField] != number {
-			continue
+	defer f.Close()
+	other := ""
+	err = attach.Mounts(f, func(m attach.MountEntry) {
+		if dir, ok := workerOf(m.Point); ok && other == "" && m.Device == dev {
+			other = dir
 		}
-		if dir, ok := workerOf(unescapeMount.Replace(f[pointField])); ok {
-			return dir, nil
-		}
-	}
-	return "", nil
+	})
+	return other, err
 }
-
-// unescapeMount reads a path as mountinfo writes it.
-var unescapeMount = strings.NewReplacer(`\134`, `\`, `\040`, " ", `\011`, "\t", `\012`, "\n")
 
 // workerOf takes DIR/mounts/ID/root apart.
 func workerOf(point string) (dir string, ok bool) {

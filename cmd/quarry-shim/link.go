@@ -36,6 +36,9 @@ const (
 // than this mount is of: a kernel that cached one image must not be fed another.
 var errOtherImage = errors.New("reader offers another image")
 
+// errNoReader says that nothing could be mounted for want of a reader.
+var errNoReader = errors.New("no reader")
+
 // link is the connection to the reader, made again when it is lost. Reads that
 // have no answer then wait, and are sent again to the next reader, until their
 // deadline. A reader that offers another image ends the link for ever.
@@ -47,6 +50,26 @@ type link struct {
 	kick   chan struct{}              // ends the pause of a redial that nobody waited for
 	cancel context.CancelFunc
 	work   sync.WaitGroup // keep and the watch over deadlines
+}
+
+// connect makes the first connection of a link. Errors: errNoReader when no reader
+// answered, which may be another one's fault.
+func connect(ctx context.Context, o options, counts *attach.Counts, log *slog.Logger) (*link, error) {
+	l, err := dialLink(ctx, o, counts, log)
+	if err == nil || errors.Is(err, errOtherImage) || errors.As(err, new(*nbd.RefusedError)) {
+		return l, err
+	}
+	return l, fmt.Errorf("%w: %w", errNoReader, err)
+}
+
+// explain tells an attach that failed while no reader was there from others.
+func (l *link) explain(err error) error {
+	select {
+	case <-l.client.Load().Done():
+		return fmt.Errorf("%w: %w", errNoReader, err)
+	default:
+		return err
+	}
 }
 
 // dialLink makes the first connection; ctx bounds it.
@@ -147,13 +170,14 @@ func (l *link) redial(ctx context.Context) (*nbd.Client, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if errors.Is(err, nbd.ErrUnknownExport) { // not one that is away: waiting is in vain
+		refused := errors.Is(err, nbd.ErrUnknownExport)
+		if refused { // not one that is away: waiting is in vain
 			l.reads.refuse(err)
 		}
 		if first {
 			l.log.WarnContext(ctx, "reader cannot be reached", "export", l.opts.export, "err", err)
 		}
-		if err := l.pause(ctx, time.Since(lost)); err != nil {
+		if err := l.pause(ctx, time.Since(lost), refused); err != nil {
 			return nil, err
 		}
 	}
@@ -161,7 +185,19 @@ func (l *link) redial(ctx context.Context) (*nbd.Client, error) {
 
 // pause waits before the next attempt. Only a pause that nobody's read has
 // waited for ends with the next read: many reads make no more attempts than one.
-func (l *link) pause(ctx context.Context, away time.Duration) error {
+// A reader that has refused the image has looked at it for that, with all of its
+// bootstrap, and is left in peace for maxPause, whatever is read.
+func (l *link) pause(ctx context.Context, away time.Duration, refused bool) error {
+	if refused {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(maxPause):
+		}
+		if l.reads.anyWaiting() {
+			return nil
+		}
+	}
 	kick, limit := l.kick, idlePause
 	if l.reads.anyWaiting() {
 		kick, limit = nil, maxPause

@@ -248,12 +248,26 @@ func (t *table) end(err error) {
 	if t.ended == nil {
 		t.ended = err
 	}
-	var reads []*attach.Read
+	reads := t.takeAll()
+	t.mu.Unlock()
+	t.fail(reads, err)
+}
+
+// refuse answers every read that has no answer with err: a reader is there, and says
+// that it cannot serve the image. Later reads have it asked anew.
+func (t *table) refuse(err error) {
+	t.mu.Lock()
+	reads := t.takeAll()
+	t.mu.Unlock()
+	t.fail(reads, err)
+}
+
+// takeAll takes every read, for good; t.mu is held.
+func (t *table) takeAll() (reads []*attach.Read) {
 	for t.first != nil {
 		reads = append(reads, t.takeFirst())
 	}
-	t.mu.Unlock()
-	t.fail(reads, err)
+	return reads
 }
 
 // takeFirst takes the oldest read, for good; t.mu is held.

@@ -108,8 +108,8 @@ func (l *Lock) Unlock() { l.f.Close() }
 const maxHolder = 4 << 10
 
 // Write replaces the content of the lock's file, for others to read who holds
-// the lock. They read without it, so at no time is the file empty or has more
-// than the new content and, for a moment, newlines where the old one was longer.
+// the lock. They read without it, so it is never empty, and never has more than the
+// new content and, for a moment, newlines where the old one was longer.
 // A write that fails leaves the old content.
 func (l *Lock) Write(p []byte) error {
 	if len(p) > maxHolder {

@@ -1,14 +1,9 @@
 package attach
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,63 +17,24 @@ const busyGrace = 2 * time.Second
 const stuckAfter = time.Second
 
 // mounted returns how many file systems are mounted on path, one over another.
-func mounted(path string) (int, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	return countMounts(f, path)
-}
-
-// countMounts reads the form of proc_pid_mountinfo(5): the fifth field is the
-// mount point, its odd bytes written in octal.
-func countMounts(r io.Reader, path string) (int, error) {
-	n := 0
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20) // overlay options can be long
-	for lines.Scan() {
-		fields := strings.SplitN(lines.Text(), " ", 6)
-		if len(fields) == 6 && unescape(fields[4]) == path {
+func mounted(path string) (n int, err error) {
+	err = eachMount(func(m MountEntry) {
+		if m.Point == path {
 			n++
 		}
-	}
-	return n, lines.Err()
+	})
+	return n, err
 }
 
 // sourceOf returns what the last file system mounted on path, which has no symlink in
 // it, was mounted from, as the mount table has it; "" for none.
 func sourceOf(path string) (source string, err error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		place, kind, _ := strings.Cut(lines.Text(), " - ") // behind any number of fields
-		fields, what := strings.SplitN(place, " ", 6), strings.Fields(kind)
-		if len(fields) == 6 && len(what) > 1 && unescape(fields[4]) == path {
-			source = unescape(what[1])
+	err = eachMount(func(m MountEntry) {
+		if m.Point == path {
+			source = m.Source
 		}
-	}
-	return source, lines.Err()
-}
-
-func unescape(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+4 <= len(s) {
-			if v, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(v))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
+	})
+	return source, err
 }
 
 // unmountAll unmounts whatever is mounted on path; nothing is fine too. What

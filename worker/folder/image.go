@@ -91,7 +91,11 @@ func (s *Images) FetchStart(ctx context.Context, ref image.Ref, p image.Platform
 	}()
 	switch {
 	case config != nil || boot != nil:
-		return s.keep(ctx, ref, p, v, config, boot, func() { kept(v.ID, rest) })
+		return s.keep(ctx, ref, p, v, config, boot, func() {
+			its := rest
+			rest = nil // kept's to close from now on
+			kept(v.ID, its)
+		})
 	case local == nil || v == nil || v.ID != local.ID:
 		return nil, fmt.Errorf("image %s: the store left out the content of an image that is not here", ref)
 	}
@@ -304,7 +308,11 @@ func (d Dir) saveImage(id chunk.Digest, payload, config, boot []byte) error {
 
 // removeImage undoes saveImage and writeRecord.
 func (d Dir) removeImage(id chunk.Digest) error {
-	return errors.Join(os.RemoveAll(d.imageDir(id)), os.RemoveAll(d.imageDir(id)+".json"))
+	err := os.Remove(d.imageDir(id) + ".json")
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(os.RemoveAll(d.imageDir(id)), err)
 }
 
 // Load reads an image from the worker's folder. The disk is not trusted:

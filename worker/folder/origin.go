@@ -114,6 +114,9 @@ func (d Dir) writeRecord(id chunk.Digest, o Origin, payload []byte) error {
 // does not help.
 var ErrNoContent = errors.New("no store has it whole")
 
+// ErrFetch says that a source, and not the folder, is why an image was not repaired.
+var ErrFetch = errors.New("its origin does not give it")
+
 // Content is where the parts of an image come from by their digests, verified.
 // Errors: ErrNoContent; any other may be worth another attempt. Safe for concurrent
 // use; what is returned is the caller's.
@@ -125,7 +128,7 @@ type Content interface {
 // Repair returns an image that Load refuses. What of it is here and intact is
 // taken, the rest from its origin; like Load it returns nothing that the id does
 // not name. unsaved says why the folder could not be put right, if so. Errors:
-// fs.ErrNotExist when nothing here says what the image was, and from's.
+// fs.ErrNotExist when nothing here says what the image was, and ErrFetch with from's.
 func (d Dir) Repair(ctx context.Context, id chunk.Digest, o Origin, from Content) (im *Image, unsaved, err error) {
 	payload, err := d.statement(id)
 	if err != nil {
@@ -139,13 +142,13 @@ func (d Dir) Repair(ctx context.Context, id chunk.Digest, o Origin, from Content
 	config, err := ReadBounded(filepath.Join(dir, "config"), image.MaxConfig)
 	if err != nil || chunk.Sum(config) != st.Config {
 		if config, err = from.Config(ctx, st.Config); err != nil {
-			return nil, nil, fmt.Errorf("config %s: %w", st.Config, err)
+			return nil, nil, fmt.Errorf("config %s: %w: %w", st.Config, ErrFetch, err)
 		}
 	}
 	boot, err := ReadBounded(filepath.Join(dir, "bootstrap"), rafs.MaxBootstrap)
 	if err != nil || chunk.Sum(boot) != st.Bootstrap {
 		if boot, err = from.Bootstrap(ctx, st.Bootstrap, st.BootstrapSize); err != nil {
-			return nil, nil, fmt.Errorf("bootstrap %s: %w", st.Bootstrap, err)
+			return nil, nil, fmt.Errorf("bootstrap %s: %w: %w", st.Bootstrap, ErrFetch, err)
 		}
 	}
 	if im, err = assemble(id, payload, config, boot); err != nil {

@@ -1,6 +1,7 @@
 package folder_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"quarry/store/chunk"
+	"quarry/store/image"
 	"quarry/worker/folder"
 )
 
@@ -150,5 +152,55 @@ func TestWhatWasNeverHereIsNotRepaired(t *testing.T) {
 	n := newNode(t)
 	if _, _, err := n.images.Dir.Repair(t.Context(), chunk.Sum([]byte("x")), n.images.Origin, n.Client); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// away is a source that does not answer.
+type away struct{}
+
+var errAway = errors.New("no answer")
+
+func (away) Bootstrap(context.Context, chunk.Digest, int64) ([]byte, error) { return nil, errAway }
+func (away) Config(context.Context, chunk.Digest) ([]byte, error)           { return nil, errAway }
+
+// What the source said of a repair, another attempt may change; what the folder has,
+// it does not: here an image whose bootstrap is intact, and none that is known.
+func TestARepairSaysWhetherTheSourceFailed(t *testing.T) {
+	n := newNode(t)
+	img := n.Publish(t, "team/task:v1", 3, 1)
+	n.fetch(t, img.Ref, img)
+	d, id := n.images.Dir, n.ID(t, img)
+	dir := filepath.Join(d.Path(), "images", id.Hex())
+	for _, name := range []string{"config", "bootstrap"} {
+		flip(t, filepath.Join(dir, name), 1000)
+		if _, _, err := d.Repair(t.Context(), id, n.images.Origin, away{}); !errors.Is(err, folder.ErrFetch) || !errors.Is(err, errAway) {
+			t.Errorf("%s: got %v, want an ErrFetch", name, err)
+		}
+		flip(t, filepath.Join(dir, name), 1000)
+	}
+	payload, err := os.ReadFile(filepath.Join(dir, "statement"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := image.DecodeStatement(payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot := []byte("of a later version")
+	st.Bootstrap, st.BootstrapSize = chunk.Sum(boot), int64(len(boot))
+	if payload, err = image.EncodeStatement(st); err != nil {
+		t.Fatal(err)
+	}
+	later := filepath.Join(d.Path(), "images", image.ID(payload).Hex())
+	if err := os.CopyFS(later, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	for name, p := range map[string][]byte{"statement": payload, "bootstrap": boot} {
+		if err := os.WriteFile(filepath.Join(later, name), p, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := d.Repair(t.Context(), image.ID(payload), n.images.Origin, away{}); err == nil || errors.Is(err, folder.ErrFetch) {
+		t.Errorf("of a later version: got %v", err)
 	}
 }

@@ -1,6 +1,9 @@
 package folder_test
 
 import (
+	"context"
+	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,6 +15,7 @@ import (
 	"quarry/api/client"
 	"quarry/internal/need"
 	"quarry/signer"
+	"quarry/store/chunk"
 	"quarry/store/image"
 	"quarry/worker/folder"
 )
@@ -156,5 +160,49 @@ func TestTheListOfImagesIsBounded(t *testing.T) {
 	}
 	if got := strings.Count(string(raw), `"ref"`); got != 1024 || !strings.Contains(string(raw), img.Ref.String()) {
 		t.Errorf("got %d entries, want 1024 with %s", got, img.Ref)
+	}
+}
+
+// startRest is a source that says more than was asked for.
+type startRest struct {
+	folder.Source
+	rest io.ReadCloser
+}
+
+func (s startRest) Start(ctx context.Context, ref image.Ref, p image.Platform, have *chunk.Digest, prefetch bool,
+	verify func(name, statement []byte) (*image.Verified, error)) (config, bootstrap []byte, rest io.ReadCloser, err error) {
+	config, bootstrap, _, err = s.Source.Start(ctx, ref, p, have, false, verify)
+	return config, bootstrap, s.rest, err
+}
+
+// closes counts.
+type closes struct {
+	io.Reader
+	n int
+}
+
+func (c *closes) Close() error { c.n++; return nil }
+
+// Once kept has the rest of an answer it is kept's to close, whatever fails after.
+func TestTheRestOfAnAnswerIsClosedOnce(t *testing.T) {
+	n := newNode(t)
+	img := n.Publish(t, "team/task:v1", 3, 1)
+	rest := &closes{}
+	n.images.Source = startRest{n.Client, rest}
+	list := filepath.Join(n.images.Dir.Path(), "latest.json")
+	if err := os.Mkdir(list, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err := n.images.FetchStart(t.Context(), img.Ref, image.HostPlatform(), true, func(_ chunk.Digest, rest io.ReadCloser) { rest.Close() })
+	if err == nil || rest.n != 1 {
+		t.Errorf("after kept: closed %d times, want once; error %v", rest.n, err)
+	}
+	images := filepath.Join(n.images.Dir.Path(), "images")
+	if err := errors.Join(os.RemoveAll(images), os.WriteFile(images, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = n.images.FetchStart(t.Context(), img.Ref, image.HostPlatform(), true, func(chunk.Digest, io.ReadCloser) { t.Error("kept is called for what is not") })
+	if err == nil || rest.n != 2 {
+		t.Errorf("before kept: closed %d times, want once; error %v", rest.n-1, err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"sync"
 
 	"quarry/internal/proc"
 )
@@ -15,6 +16,7 @@ type socket struct {
 	net.Listener
 	path string
 	made fs.FileInfo
+	once sync.Once // for Close: whoever serves it closes it, and so does who made it
 }
 
 // listenUnix listens on a socket whose former owner is known to be gone.
@@ -32,7 +34,7 @@ func listenUnix(path string) (*socket, error) {
 		l.Close()
 		return nil, err
 	}
-	return &socket{l, path, made}, nil
+	return &socket{Listener: l, path: path, made: made}, nil
 }
 
 // stands says why others do not find the socket, if so.
@@ -47,12 +49,16 @@ func (s *socket) stands() error {
 	return nil
 }
 
-// Close ends the listening, and removes the socket while it is this one.
-func (s *socket) Close() error {
-	if s.stands() == nil {
-		os.Remove(s.path)
-	}
-	return s.Listener.Close()
+// Close ends the listening, and removes the socket while it is this one. Another call
+// does nothing: the number of its inode may be a later socket's by then.
+func (s *socket) Close() (err error) {
+	s.once.Do(func() {
+		if s.stands() == nil {
+			os.Remove(s.path)
+		}
+		err = s.Listener.Close()
+	})
+	return err
 }
 
 func stands(l *proc.Lock) error {

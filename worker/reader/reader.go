@@ -65,8 +65,6 @@ type Config struct {
 	// blockdev.DefaultTimeout.
 	ReadTimeout time.Duration
 	Log         *slog.Logger
-
-	stands func() error // why nobody finds this reader any more
 }
 
 const (
@@ -83,6 +81,7 @@ const (
 // reader serves every image of a worker folder over NBD.
 type reader struct {
 	cfg     Config
+	stands  func() error     // why nobody finds this reader any more
 	memory  *blockdev.Memory // of all images
 	disk    disk             // of all images
 	metrics *metrics
@@ -133,9 +132,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer control.Close()
-	cfg.stands = func() error { return errors.Join(stands(l), blocks.stands(), control.stands()) }
 	r := &reader{
-		cfg: cfg, memory: blockdev.NewMemory(cfg.MemoryBytes), disk: openDisk(ctx, cfg), pulls: make(chan struct{}, maxPulls), opened: make(chan struct{}, 1),
+		cfg: cfg, stands: func() error { return errors.Join(stands(l), blocks.stands(), control.stands()) },
+		memory: blockdev.NewMemory(cfg.MemoryBytes), disk: openDisk(ctx, cfg), pulls: make(chan struct{}, maxPulls), opened: make(chan struct{}, 1),
 		starts: make(chan struct{}, maxStarts), ending: make(chan struct{}), ended: make(chan struct{}),
 		open: map[chunk.Digest]*openImage{}, unrepaired: map[chunk.Digest]unrepaired{}, active: time.Now(),
 	}
@@ -219,7 +218,7 @@ func (r *reader) watch(ctx context.Context) {
 			if r.idle(now) {
 				return
 			}
-			if err := r.cfg.stands(); err != nil {
+			if err := r.stands(); err != nil {
 				r.cfg.Log.WarnContext(ctx, "reader ends for another to take its place", "err", err)
 				return
 			}

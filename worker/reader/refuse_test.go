@@ -2,6 +2,7 @@ package reader_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -92,5 +93,26 @@ func TestAnImageWithoutAnOriginIsRefused(t *testing.T) {
 	}
 	if got := lines(r.log.String(), "image cannot be served", "origin.json"); len(got) != 1 {
 		t.Errorf("the log does not name the file:\n%s", r.log)
+	}
+}
+
+// What another attempt does not change is not tried again for as long as a read waits:
+// an hour here, so that a reader which does is seen to hang.
+func TestWhatTheFolderItselfLacksIsNotTriedAgain(t *testing.T) {
+	r := newRig(t)
+	_, id := r.fetch(t, "a/b", 2)
+	r.patience = time.Hour
+	r.restart(t, cache.MinLimit)
+	r.flip(t, id, "statement")
+	r.flip(t, id, "origin.json")
+	// A record of a version that kept no statement says where the image is from.
+	old := []byte(`{"stores":["` + r.store + `"]}`)
+	if err := os.WriteFile(filepath.Join(r.dir.Path(), "images", id.Hex()+".json"), old, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := nbd.Dial(ctx, "unix", r.dir.ReaderSocket(), id.Hex()); !errors.Is(err, nbd.ErrUnknownExport) {
+		t.Errorf("got %v, want it refused", err)
 	}
 }

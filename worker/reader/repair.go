@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -106,14 +107,16 @@ func (r *reader) fetchAgain(ctx context.Context, id chunk.Digest, o folder.Origi
 		timeout = blockdev.DefaultTimeout
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-	defer cancel()
-	go func() { // ends with ctx
+	var watch sync.WaitGroup
+	watch.Go(func() {
 		select {
 		case <-r.ending:
 			cancel()
 		case <-ctx.Done():
 		}
-	}()
+	})
+	defer watch.Wait()
+	defer cancel()
 	for {
 		im, unsaved, err = r.cfg.Dir.Repair(ctx, id, o, src)
 		if err == nil || settled(err) {
@@ -127,7 +130,8 @@ func (r *reader) fetchAgain(ctx context.Context, id chunk.Digest, o folder.Origi
 	}
 }
 
-// settled: asking again does not help.
+// settled: asking again does not help. Only what a store said, or did not, may be
+// another thing the next time: what the folder has stays as it is.
 func settled(err error) bool {
-	return errors.Is(err, folder.ErrNoContent) || errors.Is(err, fs.ErrNotExist)
+	return !starved(err) && (!errors.Is(err, folder.ErrFetch) || errors.Is(err, folder.ErrNoContent))
 }
