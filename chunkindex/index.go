@@ -176,8 +176,14 @@ func (x *Index) lookup(d chunk.Digest) (Location, bool, error) {
 
 // InsertBatch points the chunks of a pack there, replacing earlier Locations,
 // and marks the pack as applied. All of it is durable, or none.
+//
+// It looks the chunks up first: what moves here is no more a sibling there.
 func (x *Index) InsertBatch(ctx context.Context, id chunk.Digest, entries []pack.Entry) error {
-	err := x.change(ctx, func(b *pebble.Batch) error {
+	var moved bool
+	err := x.change(ctx, func(b *pebble.Batch) (err error) {
+		if moved, err = x.moveSiblings(b, id, entries); err != nil {
+			return err
+		}
 		n, known := x.packs.numbers[id]
 		if !known {
 			n = x.packs.next
@@ -191,7 +197,12 @@ func (x *Index) InsertBatch(ctx context.Context, id chunk.Digest, entries []pack
 			}
 		}
 		return putDigests(b, n, entries)
-	}, func() { x.packs.add(id) })
+	}, func() {
+		x.packs.add(id)
+		if moved {
+			x.siblings.clear()
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("insert %d chunks of pack %s: %w", len(entries), id, err)
 	}

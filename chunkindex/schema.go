@@ -17,7 +17,8 @@ import (
 //	"v"                      → "2", the version of this schema
 //	'c' digest[32]           → number[4] off[4] stored[4] len[4] crc[4] codec[1]
 //	'p' number[4]            → pack digest[32], written with the pack's chunks
-//	'q' number[4]            → digest[32] of each of the pack's chunks
+//	'q' number[4]            → digest[32] of each of the pack's chunks that is
+//	                           not at a later pack
 //	"t"                      → number[4]: none of the chunks of packs from that
 //	                           number on was removed; nothing: of all packs
 //

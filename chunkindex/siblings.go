@@ -22,17 +22,22 @@ const (
 	// siblingHits is how many chunks of one batch a pack must have before its
 	// digests are read, which takes as long as looking up some 60 chunks.
 	siblingHits = 32
+	// movedPacks is of how many packs the other digests stay siblings when a pack
+	// takes some from them. Two conversions that store the same chunks take from
+	// one or two; a pack that takes from more was made by a program that removes
+	// the others.
+	movedPacks = 8
 )
 
 // siblings are the digests of the packs in which chunks were found last. Content
 // comes again in the order in which it came first, so that the next chunks are
 // mostly in the same pack; in the database they are far from each other.
 //
-// A pack's digests are what InsertBatch put for it. They say that a chunk is in
-// the index, though perhaps at a later pack, as long as nothing was removed from
-// the index since: what is removed is in packs that nobody lists. So every removal
-// empties siblings, and ends for good that packs are read which were there before
-// it; see Index.whole.
+// A pack's digests are what InsertBatch put for it, less what it put for later
+// packs: they say that the index has a chunk at that pack, as long as nothing was
+// removed from the index since. What is removed is in packs that nobody lists. So
+// every removal empties siblings, and ends for good that packs are read which were
+// there before it; see Index.whole.
 type siblings struct {
 	mu    sync.RWMutex // guards what follows; after Index.mu
 	packs []*siblingPack
@@ -110,8 +115,7 @@ func (s *siblings) clear() {
 
 // HasBatch reports for each digest whether LookupBatch would find it, in a tenth
 // of the time for the chunks of a pack that are asked for one after the other. in
-// are packs that have what was found; LookupBatch may prefer a later pack that has
-// the same chunk.
+// are the packs of the Locations that LookupBatch would return.
 func (x *Index) HasBatch(ctx context.Context, ds []chunk.Digest) (found []bool, in []chunk.Digest, err error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -161,19 +165,69 @@ func (x *Index) readSiblings(id chunk.Digest) error {
 	if n < x.whole || x.siblings.has(n) {
 		return nil
 	}
-	v, closer, err := x.db.Get(digestsKey(n))
+	digests, err := x.digestsOf(id)
+	if err == nil && len(digests) > 0 {
+		x.siblings.add(n, digests)
+	}
+	return err
+}
+
+// digestsOf reads the digests of a pack, of which there may be none.
+func (x *Index) digestsOf(id chunk.Digest) ([]chunk.Digest, error) {
+	v, closer, err := x.db.Get(digestsKey(x.packs.numbers[id]))
 	if errors.Is(err, pebble.ErrNotFound) {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return fmt.Errorf("digests of pack %s: %w", id, err)
+		return nil, fmt.Errorf("digests of pack %s: %w", id, err)
 	}
 	digests := make([]chunk.Digest, len(v)/len(chunk.Digest{}))
 	for i := range digests {
 		copy(digests[i][:], v[i*len(chunk.Digest{}):])
 	}
-	x.siblings.add(n, digests)
-	return closer.Close()
+	return digests, closer.Close()
+}
+
+// moveSiblings is part of a batch that inserts the entries of a pack: it takes
+// them from the digests of the packs where they were, and reports whether there
+// are any.
+func (x *Index) moveSiblings(b *pebble.Batch, id chunk.Digest, entries []pack.Entry) (bool, error) {
+	ds := make([]chunk.Digest, len(entries))
+	for i := range entries {
+		ds[i] = entries[i].Digest
+	}
+	locs, found, err := x.lookupBatch(ds)
+	if err != nil {
+		return false, err
+	}
+	moved := map[chunk.Digest]map[chunk.Digest]bool{} // by pack
+	for i, loc := range locs {
+		if !found[i] || loc.Pack == id || x.packs.numbers[loc.Pack] < x.whole {
+			continue
+		}
+		if moved[loc.Pack] == nil {
+			moved[loc.Pack] = map[chunk.Digest]bool{}
+		}
+		moved[loc.Pack][ds[i]] = true
+	}
+	for from, gone := range moved {
+		var rest []byte // none: a pack that nobody asks
+		if len(moved) <= movedPacks {
+			digests, err := x.digestsOf(from)
+			if err != nil {
+				return false, err
+			}
+			for _, d := range digests {
+				if !gone[d] {
+					rest = append(rest, d[:]...)
+				}
+			}
+		}
+		if err := b.Set(digestsKey(x.packs.numbers[from]), rest, nil); err != nil {
+			return false, err
+		}
+	}
+	return len(moved) > 0, nil
 }
 
 // putDigests records what is inserted for a pack.

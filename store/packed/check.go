@@ -63,6 +63,9 @@ type checker struct {
 }
 
 func (c *checker) checkPack(ctx context.Context, p catalog.Pack) error {
+	if err := c.s.applyIfLate(ctx, p.ID); err != nil {
+		return err
+	}
 	entries, size, damage := c.s.entries(ctx, p.ID)
 	if noObject(damage) {
 		c.gone[p.ID] = damage
@@ -103,6 +106,9 @@ func (c *checker) checkPack(ctx context.Context, p catalog.Pack) error {
 			action = Repaired
 		}
 		c.report(Problem{Kind: PackDamaged, Pack: p.ID, Err: damage, Action: action})
+	}
+	if c.s.late.has(p.ID) {
+		return nil // the index has nothing of it until it is whole
 	}
 	return c.compare(ctx, p.ID, good)
 }
@@ -180,7 +186,7 @@ func (c *checker) condemn(ctx context.Context, id chunk.Digest, usable []pack.En
 // compare finds chunks of a pack that the index lacks or has elsewhere in the
 // same pack. Where the index prefers another pack, that pack's turn tells.
 func (c *checker) compare(ctx context.Context, id chunk.Digest, good []pack.Entry) error {
-	locs, found, err := c.s.lookup(ctx, digestsOf(good))
+	locs, found, err := c.s.lookupNow(ctx, digestsOf(good))
 	if err != nil {
 		return err
 	}
@@ -266,16 +272,19 @@ func (c *checker) strays(ctx context.Context, id chunk.Digest) error {
 			continue
 		}
 		p := Problem{Kind: IndexWrong, Pack: id, Chunk: r.Digest, Off: r.Off, Err: errors.New("the pack does not have the chunk"), Action: Reindexed}
+		done := false
 		if damage != nil {
 			p.Kind, p.Err, p.Action = ChunkDamaged, damage, Condemned
-			_, err = c.s.condemnDamaged(ctx, r.Digest, r.Location, true)
+			done, err = c.s.condemnDamaged(ctx, r.Digest, r.Location, true)
 		} else {
-			_, err = c.s.index.DeleteIf(ctx, r.Digest, r.Location)
+			done, err = c.s.index.DeleteIf(ctx, r.Digest, r.Location)
 		}
 		if err != nil {
 			return err
 		}
-		c.report(p)
+		if done { // else it is whole by now, or somebody has moved or condemned it
+			c.report(p)
+		}
 	}
 	return nil
 }

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -63,7 +65,7 @@ func (d disk) tryOpen(t testing.TB, b bucket.Bucket, j bucket.Journal, fs vfs.FS
 		return nil, err
 	}
 	t.Cleanup(func() { ix.Close() })
-	cfg := packed.Config{Bucket: b, Catalog: cat, Index: ix, TmpDir: t.TempDir(), Workers: 2}
+	cfg := packed.Config{Bucket: b, Catalog: cat, Index: ix, TmpDir: t.TempDir(), Workers: 2, Now: everLater()}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -72,6 +74,13 @@ func (d disk) tryOpen(t testing.TB, b bucket.Bucket, j bucket.Journal, fs vfs.FS
 		return nil, err
 	}
 	return &opened{s, d, cat, ix}, nil
+}
+
+// everLater is a clock that goes on by a minute each time, so that every read asks
+// for packs that are late.
+func everLater() func() time.Time {
+	var n atomic.Int64
+	return func() time.Time { return time.Unix(60*n.Add(1), 0) }
 }
 
 // packSize makes packs that small, so that a Write makes several.

@@ -172,6 +172,19 @@ func (p *packSet) remove(id chunk.Digest) {
 	delete(p.ids, id)
 }
 
+func (p *packSet) has(id chunk.Digest) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, ok := p.ids[id]
+	return ok
+}
+
+func (p *packSet) empty() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.ids) == 0
+}
+
 func (p *packSet) list() []chunk.Digest {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -22,11 +22,14 @@ func (s *Store) lift(ctx context.Context, p catalog.Pack, entries []pack.Entry) 
 // read of each does that.
 func (s *Store) liftLocked(ctx context.Context, p catalog.Pack, entries []pack.Entry) (left int, err error) {
 	condemned := s.catalog.CondemnedIn(p.ID)
-	isGood := map[catalog.CondemnedChunk]bool{}
+	stay := make(map[catalog.CondemnedChunk]bool, len(condemned))
+	for _, cc := range condemned {
+		stay[cc] = true
+	}
 	var good []pack.Entry
 	for _, e := range entries {
 		cc := catalog.CondemnedChunk{Digest: e.Digest, Pack: p.ID, Off: e.Off}
-		if !s.catalog.IsCondemned(e.Digest, p.ID, e.Off) {
+		if !stay[cc] {
 			continue
 		}
 		stored := make([]byte, e.Stored)
@@ -37,24 +40,27 @@ func (s *Store) liftLocked(ctx context.Context, p catalog.Pack, entries []pack.E
 			return 0, err
 		}
 		if _, err := verifyStored(nil, e.Digest, chunkindex.At(p.ID, e), stored); err == nil {
-			isGood[cc] = true
+			delete(stay, cc)
 			good = append(good, e)
 		}
 	}
 	if len(good) == 0 {
-		return len(condemned), nil
+		return len(stay), nil
 	}
 	if err := s.catalog.AddPack(ctx, p.ID, p.Size); err != nil {
 		return 0, err
 	}
 	for _, cc := range condemned {
-		if isGood[cc] {
+		if !stay[cc] {
 			continue
 		}
 		if err := s.catalog.Condemn(ctx, cc); err != nil {
 			return 0, err
 		}
 	}
-	s.log.InfoContext(ctx, "condemned chunks are good again", "pack", p.ID, "chunks", len(good), "left", len(condemned)-len(isGood))
-	return len(condemned) - len(isGood), s.addLocked(ctx, p.ID, good)
+	s.log.InfoContext(ctx, "condemned chunks are good again", "pack", p.ID, "chunks", len(good), "left", len(stay))
+	if s.late.has(p.ID) {
+		return len(stay), nil // taken in with the rest of the pack
+	}
+	return len(stay), s.addLocked(ctx, p.ID, good)
 }

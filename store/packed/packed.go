@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"quarry/chunkindex"
 	"quarry/store"
@@ -35,7 +36,13 @@ type Config struct {
 	Workers   int          // processors a Write or a check may use; 0 = all
 	Log       *slog.Logger // nil = discard
 	Metrics   *Metrics     // nil = not counted
+
+	Now func() time.Time // nil = time.Now; for how often reads ask for packs that are late
 }
+
+// lateEvery is how often look-ups for reads ask whether packs that are late came
+// back, so that those of chunks that nobody has do not ask for each of them.
+const lateEvery = time.Second
 
 // Store is a chunk store. All methods are safe for concurrent use. It owns
 // neither bucket nor index: closing them is the caller's.
@@ -61,8 +68,10 @@ type Store struct {
 	// asked for again before anything is said of their chunks.
 	broken packSet
 	// late are packs of the journal that the index lacks because they could not be
-	// read when it was made. A look-up that finds nothing tries them again.
-	late packSet
+	// read whole when it was made. A look-up that finds nothing tries them again.
+	late      packSet
+	lateTurn  chan struct{} // has an element while a look-up does that; guards lateAsked
+	lateAsked time.Time     // when one last did
 }
 
 var (
@@ -99,7 +108,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Metrics == nil {
 		cfg.Metrics = NewMetrics()
 	}
-	s := &Store{cfg: cfg, bucket: bucket.Metered(cfg.Bucket), catalog: cfg.Catalog, index: cfg.Index, log: cfg.Log, metrics: cfg.Metrics}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	s := &Store{cfg: cfg, bucket: bucket.Metered(cfg.Bucket), catalog: cfg.Catalog, index: cfg.Index, log: cfg.Log, metrics: cfg.Metrics, lateTurn: make(chan struct{}, 1)}
 	if err := s.reconcile(ctx); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
@@ -161,12 +173,14 @@ func (s *Store) dropCondemned(ctx context.Context) error {
 
 // applyPack puts a pack of the catalog into the index from its footer, or from
 // its records when the footer is damaged; the damage is then returned though
-// the chunks found are in. A pack that is missing or cut off is late. The caller
-// holds commits.
+// the chunks found are in. A pack that is missing or cut off is late, and nothing
+// of it is in: the index cannot say of a pack that it has a part. The caller holds
+// commits.
 func (s *Store) applyPack(ctx context.Context, id chunk.Digest) error {
 	entries, size, damage := s.entries(ctx, id)
-	if want, _ := s.catalog.PackSize(id); damage != nil && size != want {
+	if want, _ := s.catalog.PackSize(id); isDamage(damage) && size < want {
 		s.late.add(id)
+		return damage
 	}
 	if damage != nil && len(entries) == 0 {
 		return damage
@@ -179,30 +193,40 @@ func (s *Store) applyPack(ctx context.Context, id chunk.Digest) error {
 
 // applyLate puts the packs into the index that are late and whole by now.
 func (s *Store) applyLate(ctx context.Context) error {
-	if len(s.late.list()) == 0 {
+	for _, id := range s.late.list() {
+		if err := s.applyIfLate(ctx, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// applyIfLate is applyLate for one pack.
+func (s *Store) applyIfLate(ctx context.Context, id chunk.Digest) error {
+	if !s.late.has(id) {
 		return nil
 	}
 	s.commits.Lock()
 	defer s.commits.Unlock()
-	for _, id := range s.late.list() {
-		want, known := s.catalog.PackSize(id)
-		if !known {
-			s.late.remove(id)
-			continue
-		}
-		if o, err := s.bucket.Stat(ctx, pack.Key(id)); isDamage(err) || err == nil && o.Size != want {
-			continue
-		}
-		entries, _, err := s.entries(ctx, id)
-		if err != nil && !isDamage(err) {
-			return err
-		}
-		if err := s.addLocked(ctx, id, entries); err != nil {
-			return err
-		}
+	want, known := s.catalog.PackSize(id)
+	if !known {
 		s.late.remove(id)
-		s.log.InfoContext(ctx, "pack that was missing is in the index", "pack", id, "error", err)
 	}
+	if !s.late.has(id) {
+		return nil // another look-up has put it in
+	}
+	entries, size, damage := s.entries(ctx, id)
+	if damage != nil && !isDamage(damage) {
+		return damage
+	}
+	if size < want {
+		return nil
+	}
+	if err := s.addLocked(ctx, id, entries); err != nil {
+		return err
+	}
+	s.late.remove(id)
+	s.log.InfoContext(ctx, "pack that was missing is in the index", "pack", id, "damage", damage)
 	return nil
 }
 
@@ -299,16 +323,36 @@ func (s *Store) Has(ctx context.Context, ds []chunk.Digest) ([]bool, error) {
 	return found, nil
 }
 
-// lookup returns for each digest its Location and whether there is one.
+// lookup returns for each digest its Location and whether there is one, for a read.
 func (s *Store) lookup(ctx context.Context, ds []chunk.Digest) ([]chunkindex.Location, []bool, error) {
+	complete := s.late.empty() // what is late leaves the set after it is in the index
 	locs, found, err := s.lookupNow(ctx, ds)
-	if err != nil || !slices.Contains(found, false) || len(s.late.list()) == 0 {
+	if err != nil || complete || !slices.Contains(found, false) {
 		return locs, found, err
 	}
-	if err := s.applyLate(ctx); err != nil {
+	if err := s.askForLate(ctx); err != nil {
 		return nil, nil, err
 	}
 	return s.lookupNow(ctx, ds)
+}
+
+// askForLate is applyLate unless that was done just now. It waits for another
+// look-up that does it, which may find what this one wants.
+func (s *Store) askForLate(ctx context.Context) error {
+	select {
+	case s.lateTurn <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-s.lateTurn }()
+	if since := s.cfg.Now().Sub(s.lateAsked); 0 <= since && since < lateEvery {
+		return nil
+	}
+	err := s.applyLate(ctx)
+	if err == nil {
+		s.lateAsked = s.cfg.Now()
+	}
+	return err
 }
 
 func (s *Store) lookupNow(ctx context.Context, ds []chunk.Digest) ([]chunkindex.Location, []bool, error) {

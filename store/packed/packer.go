@@ -126,10 +126,6 @@ func (w *write) commit(ctx context.Context, p *sealed) error {
 	}
 	w.s.metrics.packs.Inc()
 	w.s.log.DebugContext(ctx, "pack stored", "pack", p.id, "size", p.size, "chunks", len(p.entries))
-	ds := make([]chunk.Digest, len(p.entries))
-	for i, e := range p.entries {
-		ds[i] = e.Digest
-	}
-	w.forget(ds)
+	w.forget(digestsOf(p.entries))
 	return nil
 }
