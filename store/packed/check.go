@@ -26,8 +26,9 @@ type CheckConfig struct {
 // does what keeps the damage from being used: a damaged copy is condemned, the
 // index corrected, a pack whose chunks are all good written again. A copy that is
 // condemned and good again, because its pack was replaced, is so no longer. A
-// missing pack stays in the journal, as it may come back, until all its chunks are
-// elsewhere. The error is about the check itself, not about what it found.
+// missing pack stays in the journal, as it may come back, until a full check finds
+// no damage and no chunk that is in missing packs alone. The error is about the check
+// itself, not about what it found.
 //
 // A pack with condemned copies is known to be damaged. Its other chunks are
 // verified, but the rest of it is not reported again.
@@ -35,13 +36,20 @@ func (s *Store) Check(ctx context.Context, cfg CheckConfig, report func(Problem)
 	s.upkeep.Lock()
 	defer s.upkeep.Unlock()
 	c := &checker{
-		s: s, cfg: cfg, report: report,
+		s: s, cfg: cfg,
 		known: map[chunk.Digest]int{}, agree: map[chunk.Digest]int{}, gone: map[chunk.Digest]error{},
+	}
+	c.report = func(p Problem) {
+		c.damaged = c.damaged || p.Kind == PackDamaged || p.Kind == ChunkDamaged
+		report(p)
 	}
 	for _, cc := range s.catalog.Condemned() {
 		c.known[cc.Pack]++
 	}
 	packs := s.catalog.Packs()
+	if err := c.findGone(ctx, packs); err != nil {
+		return err
+	}
 	for _, p := range packs {
 		if err := c.checkPack(ctx, p); err != nil {
 			return fmt.Errorf("check pack %s: %w", p.ID, err)
@@ -60,9 +68,29 @@ type checker struct {
 	known  map[chunk.Digest]int   // condemned copies by pack, before the check
 	agree  map[chunk.Digest]int   // index entries by pack that were found right
 	gone   map[chunk.Digest]error // packs without an object
+	// damaged says that bytes of a pack were found wrong.
+	damaged bool
+}
+
+// findGone finds the packs without an object: chunks that the index has in those are
+// looked for in all the others.
+func (c *checker) findGone(ctx context.Context, packs []catalog.Pack) error {
+	for _, p := range packs {
+		_, err := c.s.bucket.Stat(ctx, pack.Key(p.ID))
+		switch {
+		case noObject(err):
+			c.gone[p.ID] = fmt.Errorf("pack %s: %w", p.ID, err)
+		case err != nil:
+			return fmt.Errorf("check pack %s: %w", p.ID, err)
+		}
+	}
+	return nil
 }
 
 func (c *checker) checkPack(ctx context.Context, p catalog.Pack) error {
+	if c.gone[p.ID] != nil {
+		return nil
+	}
 	if err := c.s.applyIfLate(ctx, p.ID); err != nil {
 		return err
 	}
@@ -119,18 +147,35 @@ func noObject(err error) bool {
 	return errors.Is(err, bucket.ErrNotFound) || errors.Is(err, bucket.ErrDamaged)
 }
 
-// missing reports a pack without an object, of which the index has n chunks. When
-// it has none, and knows the pack and all of it, the chunks are elsewhere by now,
-// and the pack is retired.
-func (c *checker) missing(ctx context.Context, id chunk.Digest, n int) error {
-	if n == 0 && c.known[id] == 0 {
-		retired, err := c.s.retireEmpty(ctx, id)
-		if err != nil || retired {
-			return err
-		}
+// missing reports the packs without an object, of which the index has so many
+// chunks each. What they held is known only by what the index has of them: when it
+// has nothing of any, and all else is sound, every chunk is in a pack that is
+// there, and they are retired.
+func (c *checker) missing(ctx context.Context, packs []catalog.Pack, count map[chunk.Digest]int) error {
+	only := 0
+	for id := range c.gone {
+		only += count[id]
 	}
-	err := fmt.Errorf("%w; %d chunks cannot be read until it is back, or their images are converted again", c.gone[id], n)
-	c.report(Problem{Kind: PackMissing, Pack: id, Err: err, Action: None})
+	sound := only == 0 && !c.cfg.Quick && !c.damaged && len(c.s.catalog.Condemned()) == 0
+	for _, p := range packs {
+		if c.gone[p.ID] == nil {
+			continue
+		}
+		if sound {
+			retired, err := c.s.retireEmpty(ctx, p.ID)
+			if err != nil {
+				return err
+			}
+			if retired {
+				continue
+			}
+		}
+		what := "no chunk of it is used now"
+		if n := count[p.ID]; n > 0 {
+			what = fmt.Sprintf("%d chunks cannot be read until it is back, or their images are converted again", n)
+		}
+		c.report(Problem{Kind: PackMissing, Pack: p.ID, Err: fmt.Errorf("%w; %s", c.gone[p.ID], what), Action: None})
+	}
 	return nil
 }
 
@@ -183,8 +228,9 @@ func (c *checker) condemn(ctx context.Context, id chunk.Digest, usable []pack.En
 	return good, nil
 }
 
-// compare finds chunks of a pack that the index lacks or has elsewhere in the
-// same pack. Where the index prefers another pack, that pack's turn tells.
+// compare finds chunks of a pack that the index lacks, or has elsewhere in the same
+// pack or in one that is missing. Where the index prefers another pack that is
+// there, that pack's turn tells.
 func (c *checker) compare(ctx context.Context, id chunk.Digest, good []pack.Entry) error {
 	locs, found, err := c.s.lookupNow(ctx, digestsOf(good))
 	if err != nil {
@@ -194,10 +240,13 @@ func (c *checker) compare(ctx context.Context, id chunk.Digest, good []pack.Entr
 	var mend []pack.Entry
 	for i, e := range good {
 		switch want := chunkindex.At(id, e); {
-		case seen[e.Digest] || found[i] && locs[i].Pack != id:
+		case seen[e.Digest] || found[i] && locs[i].Pack != id && c.gone[locs[i].Pack] == nil:
 			continue
 		case !found[i]:
 			c.reindexed(IndexMissing, e.Digest, want, errors.New("chunk is stored but not in the index"))
+			mend = append(mend, e)
+		case locs[i].Pack != id:
+			c.reindexed(IndexWrong, e.Digest, locs[i], fmt.Errorf("its pack is missing, and pack %s has the chunk", id))
 			mend = append(mend, e)
 		case locs[i] != want:
 			c.reindexed(IndexWrong, e.Digest, locs[i], fmt.Errorf("chunk is at %d", e.Off))
@@ -229,13 +278,8 @@ func (c *checker) checkIndex(ctx context.Context, packs []catalog.Pack) error {
 		}
 		count[r.Pack]++
 	}
-	for _, p := range packs {
-		if c.gone[p.ID] == nil {
-			continue
-		}
-		if err := c.missing(ctx, p.ID, count[p.ID]); err != nil {
-			return err
-		}
+	if err := c.missing(ctx, packs, count); err != nil {
+		return err
 	}
 	for _, id := range slices.SortedFunc(maps.Keys(count), compareDigests) {
 		if agreed, checked := c.agree[id]; checked && count[id] <= agreed || c.gone[id] != nil {

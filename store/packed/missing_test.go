@@ -3,6 +3,7 @@ package packed_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -347,4 +348,64 @@ func TestAWriteEndsWhenItCannotBeToldWhetherAPackIsThere(t *testing.T) {
 	if diff := cmp.Diff(before, d.packs(t)); diff != "" {
 		t.Errorf("packs (-before +after):\n%s", diff)
 	}
+}
+
+// twice stores chunks in a first pack and, while that is away, in others. It returns
+// with all of them away, what brings the first back, and what brings the others.
+func (o *opened) twice(t *testing.T, ps [][]byte) (first chunk.Digest, backFirst, backRest func()) {
+	t.Helper()
+	o.put(t, ps)
+	first = o.locate(t, ps[0]).Pack
+	backOne := o.disk.away(t, pack.Key(first))
+	o.put(t, slices.Concat(contents(100, 1), ps)) // another pack than the first
+	back := o.disk.away(t, o.disk.packs(t)...)
+	return first, func() { backOne(o.disk) }, func() { back(o.disk) }
+}
+
+// A pack whose chunks are in others too is needed while those are away.
+func TestACheckWhileAllPacksAreAwayRetiresNone(t *testing.T) {
+	for _, quick := range []bool{false, true} {
+		o := newDisk().open(t)
+		ps := contents(0, 30)
+		first, backFirst, _ := o.twice(t, ps)
+		o.check(t, quick)
+		if !o.catalog.HasPack(first) {
+			t.Errorf("quick %v: the first pack is retired", quick)
+		}
+		backFirst()
+		o.rebuild(t)
+		o.wantAll(t, ps)
+	}
+}
+
+func TestACheckUsesTheCopyThatIsThere(t *testing.T) {
+	o := newDisk().open(t)
+	ps := contents(0, 30)
+	_, backFirst, backRest := o.twice(t, ps)
+	backFirst()
+	o.wantUnreadable(t, ps[:1])
+	o.check(t, true)
+	o.wantAll(t, ps)
+	backRest()
+	o.wantAll(t, ps)
+	o.wantClean(t)
+}
+
+// A check that finds the only other copy damaged retires no pack that may have a
+// good one.
+func TestAMissingPackIsKeptWhileItsOtherCopyIsDamaged(t *testing.T) {
+	o := newDisk().open(t)
+	ps := contents(0, 30)
+	first, backFirst, backRest := o.twice(t, ps)
+	backRest()
+	o.damage(t, ps[0])
+	for range 2 { // the second time it is condemned
+		o.check(t, false)
+		if !o.catalog.HasPack(first) {
+			t.Fatal("the first pack is retired")
+		}
+	}
+	backFirst()
+	o.check(t, false)
+	o.wantAll(t, ps)
 }
