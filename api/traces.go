@@ -40,6 +40,8 @@ const (
 	// recordedOf is of how many starts one is to be recorded when an image has a list. A
 	// run that is recorded must ask for each page itself, which makes it slower.
 	recordedOf = 8
+	// maxAided bounds the images without a list whose starts are counted, at some 3 MB.
+	maxAided = 1 << 16
 )
 
 // traces keeps the records of runs in the bucket, and knows from their keys alone
@@ -55,6 +57,7 @@ type traces struct {
 	mu     sync.Mutex // guards the rest
 	loaded bool
 	images map[chunk.Digest]*traced // by image id
+	aided  map[chunk.Digest]bool    // images without a list whose last start was not to be recorded
 	count  uint64                   // of records added since the start
 	tokens float64                  // of traceRate
 	filled time.Time
@@ -69,10 +72,13 @@ type traced struct {
 	starts  uint64 // since there are records enough for a list
 }
 
+// listed reports whether there are records enough for a list.
+func (t *traced) listed() bool { return t != nil && len(t.keys) >= trace.MinRuns }
+
 func (t *traced) last() time.Time { return t.keys[len(t.keys)-1].Time }
 
 func newTraces(b bucket.Bucket, log *slog.Logger, now func() time.Time) *traces {
-	return &traces{bucket: b, log: log, now: now, images: map[chunk.Digest]*traced{}, tokens: traceBurst, filled: now()}
+	return &traces{bucket: b, log: log, now: now, images: map[chunk.Digest]*traced{}, aided: map[chunk.Digest]bool{}, tokens: traceBurst, filled: now()}
 }
 
 // admit takes one of the records that may come now, or fails with ErrBusy.
@@ -269,7 +275,7 @@ func (t *traces) others(ctx context.Context, id chunk.Digest, near map[chunk.Dig
 	defer t.mu.Unlock()
 	var all []trace.Key
 	for other, im := range t.images {
-		if other != id && len(im.keys) >= trace.MinRuns {
+		if other != id && im.listed() {
 			all = append(all, im.keys[len(im.keys)-1])
 		}
 	}
@@ -286,17 +292,36 @@ func (t *traces) others(ctx context.Context, id chunk.Digest, near map[chunk.Dig
 }
 
 // enough counts a start of an image, and reports whether its run need not be
-// recorded: there are records for a list, and another start brings the next one. What
-// is not known yet is not enough.
+// recorded: there are records for a list, and another start brings the next one. Of an
+// image that has no list, and gets that of another if one is like it, every second run
+// is recorded, and not the first. What is not known yet is not enough.
 func (t *traces) enough(id chunk.Digest) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	im := t.images[id]
-	if im == nil || len(im.keys) < trace.MinRuns {
+	if im := t.images[id]; im.listed() {
+		delete(t.aided, id)
+		im.starts++
+		return im.starts%recordedOf != 0
+	}
+	if t.aided[id] || !t.anyListed() {
+		delete(t.aided, id)
 		return false
 	}
-	im.starts++
-	return im.starts%recordedOf != 0
+	if len(t.aided) >= maxAided {
+		clear(t.aided)
+	}
+	t.aided[id] = true
+	return true
+}
+
+// anyListed reports whether an image has a list; t.mu is held.
+func (t *traces) anyListed() bool {
+	for _, im := range t.images {
+		if im.listed() {
+			return true
+		}
+	}
+	return false
 }
 
 // added returns how many records have been added, which tells whether what follows

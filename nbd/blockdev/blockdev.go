@@ -35,19 +35,19 @@ const (
 	// touched:
 	//
 	//	none    479 requests, 1.00     44, 1.00
-	//	128 KiB 198           1.23     43  1.03
-	//	256 KiB 156           1.33     43  1.06
-	//	512 KiB 124           1.39     43  1.12
-	//	1 MiB   107           1.49     41  1.17
+	//	256 KiB 157           1.32     44  1.02
+	//	512 KiB 126           1.39     44  1.05
+	//	1 MiB   111           1.46     44  1.11
+	//	2 MiB   102           1.66     44  1.22
 	//
-	// At 5 ms and 1 Gbit/s, 512 KiB saves pip 160 ms of round trips on 256 KiB and costs
-	// 6 ms of bytes. 1 MiB would save 85 ms for 8 ms.
-	DefaultGroupBytes = 512 << 10
+	// A request is a wait of 10 ms at 5 ms and 1 Gbit/s; 1 MiB saves pip 150 ms of that
+	// on 512 KiB and costs 7 ms of bytes.
+	DefaultGroupBytes = 1 << 20
 	// DefaultAlone is how many missing chunks are fetched without neighbours: only
-	// then have reads shown that more is wanted. `python3 -c 'print(1)'` touches 44
-	// chunks and no more: neighbours after 16 of them would save 8 of its 43 requests and
-	// add 14 % to its bytes.
-	DefaultAlone = 40
+	// then have reads shown that more is wanted. `python3 -c 'print(1)'` misses 44
+	// chunks and no more: neighbours after 40 of them would save 3 of its 44 requests and
+	// add 6 % to its bytes.
+	DefaultAlone = 48
 	// maxFetchBytes bounds the chunks that reads wait for, of one device: 256 stalled
 	// fetches of one 256 KiB chunk, more than the 128 requests of a loop device.
 	maxFetchBytes = 64 << 20

@@ -239,8 +239,8 @@ func (s *shaped) trace(reads []pages) (numbers []uint32) {
 func TestReplayWithoutTrace(t *testing.T) {
 	limit := cost{requests: 150, overFetch: 2.2}
 	for name, was := range map[string]cost{
-		"pip-version":  {requests: 124, wire: 15373711},
-		"python-print": {requests: 43, wire: 4872899},
+		"pip-version":  {requests: 111, wire: 16163750},
+		"python-print": {requests: 44, wire: 4820960},
 	} {
 		t.Run(name, func(t *testing.T) { replayed(t, name+".txt.gz", nil).within(t, was, limit) })
 	}
