@@ -70,6 +70,9 @@ func (w *Worker) Keep(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if err := l.Sign(); err != nil { // who is frozen and not named is not replaced
+			w.log().WarnContext(ctx, "the keeper's lock does not name it", "err", err)
+		}
 		err = w.keep(ctx, l)
 		l.Unlock()
 		if err != nil || ctx.Err() != nil {
@@ -326,12 +329,10 @@ func (w *Worker) lookAt(ctx context.Context, name string, known shimWatch, ended
 	return shimSwept
 }
 
-// awaitShim reports whether the shim has ended, by itself or because it was deaf: it
-// has not run at all between so many looks in a row. Looks are counted, and not the
-// time, which goes on while a machine sleeps, or jumps.
+// awaitShim reports whether the shim has ended, by itself or because it was deaf: so
+// many looks in a row have found it at rest.
 func (w *Worker) awaitShim(ctx context.Context, p *proc.Process, every time.Duration, mayRest func() int) bool {
-	var last uint64
-	for still := 0; ; {
+	for r := (rest{}); ; {
 		waitCtx, cancel := context.WithTimeout(ctx, every)
 		err := p.Wait(waitCtx)
 		cancel()
@@ -341,16 +342,12 @@ func (w *Worker) awaitShim(ctx context.Context, p *proc.Process, every time.Dura
 		case ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
 			return false
 		}
-		n, err := p.Switches()
-		if err != nil || n != last {
-			still, last = 0, n
-			continue
-		}
-		if still++; still < mayRest() {
+		still := r.look(p)
+		if still == 0 || still < mayRest() {
 			continue
 		}
 		w.log().ErrorContext(ctx, "shim does not run any more and is killed: reads of its mount get EIO", "pid", p.PID(), "looks", still, "every", every)
-		still = 0
+		r.looks = 0
 		p.Signal(unix.SIGKILL)
 	}
 }
@@ -419,14 +416,16 @@ func (w *Worker) awaitKeeper(ctx context.Context) error {
 	return nil
 }
 
-// supervised makes sure, while a command mounts an image or runs in a sandbox, that a
-// keeper runs: who waits for the command starts no other that would. The returned
-// function ends that.
+// supervised makes sure, while a command waits for what a keeper may have to mend, that
+// one runs: who waits for the command starts no other that would. The returned function
+// ends that.
 func (w *Worker) supervised(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var g sync.WaitGroup
 	g.Go(func() {
+		k := keeperWatch{w: w}
 		for sleep(ctx, superviseEvery) {
+			k.look(ctx)
 			if err := w.awaitKeeper(ctx); err != nil && ctx.Err() == nil {
 				w.log().WarnContext(ctx, "no keeper runs; reads wait if the reader dies", "err", err)
 			}

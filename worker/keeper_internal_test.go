@@ -25,6 +25,9 @@ import (
 // envReader makes the test program the reader of this folder.
 const envReader = "QUARRY_TEST_READER_OF"
 
+// envKeeper makes it the folder's keeper.
+const envKeeper = "QUARRY_TEST_KEEPER_OF"
+
 // envStays has such a reader stay without a connection.
 const envStays = "QUARRY_TEST_READER_STAYS"
 
@@ -39,6 +42,13 @@ const (
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(envReader); dir != "" {
 		if err := serveFolder(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if dir := os.Getenv(envKeeper); dir != "" {
+		if err := keepFolder(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -61,6 +71,18 @@ func serveFolder(dir string) error {
 	return reader.Run(ctx, cfg)
 }
 
+func keepFolder(dir string) error {
+	d, err := folder.Open(dir)
+	if err != nil {
+		return err
+	}
+	return (&Worker{Dir: d, ReaderCommand: readerCommand(d)}).Keep(context.Background())
+}
+
+func readerCommand(d folder.Dir) []string {
+	return []string{"/usr/bin/env", envReader + "=" + d.Path(), os.Args[0]}
+}
+
 // kept is a folder with a keeper in this process, whose readers are real ones.
 type kept struct {
 	t     *testing.T
@@ -70,17 +92,17 @@ type kept struct {
 	ended chan struct{}
 }
 
-func newKept(t *testing.T, readerCommand ...string) *kept {
+func newKept(t *testing.T, command ...string) *kept {
 	t.Helper()
 	base := need.ShortDir(t)
 	d, err := folder.Open(filepath.Join(base, "w"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if readerCommand == nil {
-		readerCommand = []string{"/usr/bin/env", envReader + "=" + d.Path(), os.Args[0]}
+	if command == nil {
+		command = readerCommand(d)
 	}
-	k := &kept{t: t, w: &Worker{Dir: d, ReaderCommand: readerCommand}, end: make(chan error, 1)}
+	k := &kept{t: t, w: &Worker{Dir: d, ReaderCommand: command}, end: make(chan error, 1)}
 	t.Cleanup(k.killReaders)
 	k.mount()
 	return k
@@ -88,8 +110,10 @@ func newKept(t *testing.T, readerCommand ...string) *kept {
 
 // killReaders kills what a failed test leaves: every process that was started as
 // the folder's reader, also one that is stopped.
-func (k *kept) killReaders() {
-	want := []byte(envReader + "=" + k.w.Dir.Path() + "\x00")
+func (k *kept) killReaders() { k.killAll(envReader) }
+
+func (k *kept) killAll(env string) {
+	want := []byte(env + "=" + k.w.Dir.Path() + "\x00")
 	procs, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range procs {
 		if raw, err := os.ReadFile(path); err == nil && bytes.Contains(raw, want) {

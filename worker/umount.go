@@ -25,6 +25,7 @@ var errOtherWorker = errors.New("the image is mounted by the worker of")
 // UnmountAt ends a mount made by MountAt. What somebody else has mounted on the
 // folder is left alone.
 func (w *Worker) UnmountAt(ctx context.Context, target string) error {
+	defer w.supervised(ctx)() // who has the image's lock may wait for a shim that does not run
 	abs, err := filepath.Abs(target)
 	if err != nil {
 		return err

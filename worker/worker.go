@@ -42,11 +42,13 @@ func (w *Worker) log() *slog.Logger {
 const startTimeout = 90 * time.Second
 
 // EnsureReader starts the reader when none answers. It also starts a keeper when
-// none runs, and does not wait for it.
+// none runs, and does not wait for it; one that is stopped is replaced.
 func (w *Worker) EnsureReader(ctx context.Context) error {
 	defer timeline.Begin(ctx, timeline.Reader)()
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
+	w.killStopped(ctx)
+	defer w.supervised(ctx)() // a reader that answers nothing is the keeper's to kill
 	if !proc.Locked(w.Dir.KeeperLock()) {
 		if _, err := w.startKeeper(); err != nil {
 			return err

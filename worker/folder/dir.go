@@ -32,7 +32,7 @@ const maxDirPath = 80
 //	sandboxes/<sid>/ bundle, runsc state, upper layer of one sandbox; owner is
 //	                 locked by the process that runs it
 //	reader.sock      the reader's NBD socket; reader.http its statistics
-//	serials.json     highest serial seen of each name
+//	serials.json     highest serial seen of each name; serials.copy.json the same
 //	cache/           chunks of all images, which the reader alone uses
 //	runs/            what the last runs cost, for quarry explain
 //	latest.json      which image each reference was the last time, a hint
@@ -118,18 +118,46 @@ const MaxJSON = 64 << 20
 // errDamaged says that a file of the folder cannot be understood.
 var errDamaged = errors.New("damaged")
 
-func writeJSON(path string, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(path, b, 0o600)
+// writeDurable makes path a file with the data.
+func writeDurable(path string, data []byte) error {
+	return overFolder(path, func() error { return durable.WriteFile(path, data, 0o600) })
 }
 
 // writeWhole does not wait for the disk, which would be a part of every cold start
 // (docs/decisions/traces.md): what a power cut leaves is found out by verifying.
 func writeWhole(path string, data []byte) error {
-	return durable.ReplaceFile(path, data, 0o600)
+	return overFolder(path, func() error { return durable.ReplaceFile(path, data, 0o600) })
+}
+
+// overFolder writes a file, again when a folder was in its place, which no rename
+// replaces: it holds nothing of ours.
+func overFolder(path string, write func() error) error {
+	err := write()
+	if err == nil {
+		return nil
+	}
+	if st, statErr := os.Lstat(path); statErr != nil || !st.IsDir() {
+		return err
+	}
+	if rmErr := os.RemoveAll(path); rmErr != nil {
+		return errors.Join(err, rmErr)
+	}
+	return write()
+}
+
+// makeFolder makes a folder, also where something else is in its place.
+func makeFolder(path string) error {
+	err := os.MkdirAll(path, 0o700)
+	if err == nil {
+		return nil
+	}
+	if st, statErr := os.Lstat(path); statErr != nil || st.IsDir() {
+		return err
+	}
+	if rmErr := os.Remove(path); rmErr != nil {
+		return errors.Join(err, rmErr)
+	}
+	return os.MkdirAll(path, 0o700)
 }
 
 func writeWholeJSON(path string, v any) error {

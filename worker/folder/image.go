@@ -115,13 +115,9 @@ func (s *Images) verify(ctx context.Context, nameEnv, stmtEnv []byte, ref image.
 		return nil, err
 	}
 	defer l.Unlock()
-	path := filepath.Join(s.Dir.path, "serials.json")
-	seen := map[string]image.Seen{}
-	if err := ReadJSON(path, &seen); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	seen, err := s.Dir.readSerials()
+	if err != nil {
 		return nil, fmt.Errorf("the highest serials seen: %w; remove the file to accept the names as the store has them now", err)
-	}
-	if seen == nil { // the file said null
-		return nil, fmt.Errorf("the highest serials seen: %s: %w; remove the file to accept the names as the store has them now", path, errDamaged)
 	}
 	key := ref.Repo + ":" + ref.Tag
 	v, err := image.Verify(stmtEnv, nameEnv, image.Want{
@@ -137,7 +133,7 @@ func (s *Images) verify(ctx context.Context, nameEnv, stmtEnv []byte, ref image.
 		return v, nil
 	}
 	seen[key] = image.Seen{Serial: v.Name.Serial, Source: v.Name.Source}
-	if err := writeJSON(path, seen); err != nil {
+	if err := s.Dir.writeSerials(seen); err != nil {
 		return nil, fmt.Errorf("remember the serial of %s: %w", key, err)
 	}
 	return v, nil
@@ -291,7 +287,7 @@ func decodeParts(id chunk.Digest, st image.Statement, config, boot []byte) (*Ima
 
 func (d Dir) saveImage(id chunk.Digest, payload, config, boot []byte) error {
 	dir := d.imageDir(id)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := makeFolder(dir); err != nil {
 		return err
 	}
 	// The statement is written last: with it, the image is complete.
@@ -308,11 +304,7 @@ func (d Dir) saveImage(id chunk.Digest, payload, config, boot []byte) error {
 
 // removeImage undoes saveImage and writeRecord.
 func (d Dir) removeImage(id chunk.Digest) error {
-	err := os.Remove(d.imageDir(id) + ".json")
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	return errors.Join(os.RemoveAll(d.imageDir(id)), err)
+	return errors.Join(os.RemoveAll(d.imageDir(id)), os.RemoveAll(d.imageDir(id)+".json"))
 }
 
 // Load reads an image from the worker's folder. The disk is not trusted:

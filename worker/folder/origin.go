@@ -71,20 +71,39 @@ func (d Dir) recordPaths(id chunk.Digest) []string {
 	return []string{filepath.Join(d.imageDir(id), "origin.json"), d.imageDir(id) + ".json"}
 }
 
-// record returns the first copy that is whole and good. Errors: fs.ErrNotExist when
+// record returns the first copy that is whole and good, and mends the other by it, if
+// it can: whoever needs one may find that one damaged. Errors: fs.ErrNotExist when
 // there is none; what is wrong with one, if any is there, says more.
 func (d Dir) record(id chunk.Digest, good func(record) bool) (record, error) {
 	err := fmt.Errorf("where image %s came from: %w", id, fs.ErrNotExist)
+	var found *record
+	var bad []string
 	for _, path := range d.recordPaths(id) {
 		r, readErr := readRecord(path)
-		if readErr == nil && good(r) {
-			return r, nil
-		}
-		if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
+		switch {
+		case readErr == nil && good(r):
+			if found == nil {
+				found = &r
+			}
+			continue
+		case readErr != nil && !errors.Is(readErr, fs.ErrNotExist):
 			err = readErr
 		}
+		bad = append(bad, path)
 	}
-	return record{}, err
+	if found == nil {
+		return record{}, err
+	}
+	// An old one, or that of another image, is no measure for the other copy.
+	if image.ID(found.Statement) != id {
+		return *found, nil
+	}
+	if whole, err := found.encode(); err == nil {
+		for _, path := range bad {
+			writeWhole(path, whole) // as it can: this copy will do
+		}
+	}
+	return *found, nil
 }
 
 // Origin says where an image's chunks are fetched from. Errors: fs.ErrNotExist.

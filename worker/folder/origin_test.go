@@ -1,6 +1,7 @@
 package folder_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io/fs"
@@ -116,12 +117,16 @@ func TestADamagedOriginIsNotBelieved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for at := range whole {
-		flip(t, first, at)
-		if o, err := d.Origin(id); err != nil || !slices.Equal(o.Stores, n.images.Origin.Stores) {
-			t.Fatalf("bit flipped at %d: %+v, %v", at, o, err)
+	for _, path := range []string{first, second} {
+		for at := range whole {
+			flip(t, path, at)
+			if o, err := d.Origin(id); err != nil || !slices.Equal(o.Stores, n.images.Origin.Stores) {
+				t.Fatalf("bit flipped at %d: %+v, %v", at, o, err)
+			}
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, whole) {
+				t.Fatalf("bit flipped at %d: %s is not mended by the other copy; error %v", at, path, err)
+			}
 		}
-		flip(t, first, at)
 	}
 	if err := os.Remove(second); err != nil {
 		t.Fatal(err)

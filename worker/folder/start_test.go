@@ -189,8 +189,8 @@ func TestTheRestOfAnAnswerIsClosedOnce(t *testing.T) {
 	img := n.Publish(t, "team/task:v1", 3, 1)
 	rest := &closes{}
 	n.images.Source = startRest{n.Client, rest}
-	list := filepath.Join(n.images.Dir.Path(), "latest.json")
-	if err := os.Mkdir(list, 0o700); err != nil {
+	lock := filepath.Join(n.images.Dir.Path(), "latest.lock")
+	if err := os.Mkdir(lock, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	_, err := n.images.FetchStart(t.Context(), img.Ref, image.HostPlatform(), true, func(_ chunk.Digest, rest io.ReadCloser) { rest.Close() })
