@@ -67,6 +67,7 @@ func (w *Worker) Run(ctx context.Context, im *folder.Image, c Command) (end Ende
 		return end, orCause(ctx, err)
 	}
 	cleanup := context.WithoutCancel(ctx)
+	defer w.supervised(cleanup)() // ends last: what follows waits for reads of the mount
 	defer func() { err = errors.Join(err, mt.Release(cleanup)) }()
 	from := started
 	if t := timeline.Of(ctx); t != nil {
@@ -88,9 +89,7 @@ func (w *Worker) Run(ctx context.Context, im *folder.Image, c Command) (end Ende
 		}
 	}
 	c.Stdout, c.Stderr = first.wrap(c.Stdout), first.wrap(c.Stderr)
-	unsupervise := w.supervised(cleanup)
 	end.Status, err = w.runIn(ctx, im, mt, c)
-	unsupervise()
 	end.FirstOutput = first.after()
 	first.addTo(timeline.Of(ctx))
 	readErr := watch.end(cleanup, &end)

@@ -193,3 +193,54 @@ func TestACheckTellsOfNothingCondemnedThatIsNot(t *testing.T) {
 		}
 	}
 }
+
+// What has the place of a late pack is no reason to take it for applied, nor to read
+// all of it, before it is whole.
+func TestALatePackIsTakenInWhenItIsWhole(t *testing.T) {
+	for name, tc := range map[string]struct {
+		first func(p []byte) []byte // what comes before the pack itself
+		read  bool                  // it may be read
+	}{
+		"cut off":             {func(p []byte) []byte { return p[:len(p)-100] }, false},
+		"room made before it": {func(p []byte) []byte { return make([]byte, len(p)) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk()
+			o := d.open(t)
+			ps := contents(0, 30)
+			o.put(t, ps)
+			d = o.disk.crash()
+			key := d.packs(t)[0]
+			whole := buckettest.Bytes(t, d.bucket, key)
+			d.away(t, key)
+			rebuilt(t, d.open(t))
+			d = d.crash()
+			var reads atomic.Int64
+			f := &buckettest.Faulty{Bucket: d.bucket, Journal: d.bucket, Before: func(op buckettest.Op) error {
+				if op.Key == key && op.Method != "Stat" {
+					reads.Add(1)
+				}
+				return nil
+			}}
+			o, err := d.tryOpen(t, f, f, d.fs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			buckettest.Put(t, d.bucket, key, tc.first(whole))
+			if must(o.Has(t.Context(), []chunk.Digest{chunk.Sum(ps[0])}))[0] {
+				t.Error("has a chunk that is not there")
+			}
+			if n := reads.Load(); n > 0 && !tc.read {
+				t.Errorf("%d reads of a pack that is cut off", n)
+			}
+			if err := d.bucket.Delete(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			buckettest.Put(t, d.bucket, key, whole)
+			if !must(o.Has(t.Context(), []chunk.Digest{chunk.Sum(ps[0])}))[0] {
+				t.Error("a chunk of the whole pack is not there")
+			}
+			o.wantAll(t, ps)
+		})
+	}
+}

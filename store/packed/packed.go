@@ -215,12 +215,20 @@ func (s *Store) applyIfLate(ctx context.Context, id chunk.Digest) error {
 	if !s.late.has(id) {
 		return nil // another look-up has put it in
 	}
+	// Looked at first: of a pack that is cut off, entries reads all that there is.
+	o, err := s.bucket.Stat(ctx, pack.Key(id))
+	if err != nil && !isDamage(err) {
+		return err
+	}
+	if err != nil || o.Size < want {
+		return nil
+	}
 	entries, size, damage := s.entries(ctx, id)
 	if damage != nil && !isDamage(damage) {
 		return damage
 	}
-	if size < want {
-		return nil
+	if size < want || damage != nil && len(entries) == 0 {
+		return nil // it has its length, and its bytes are still to come
 	}
 	if err := s.addLocked(ctx, id, entries); err != nil {
 		return err
