@@ -23,7 +23,6 @@ import (
 	"quarry/nbd/attach"
 	"quarry/signer"
 	"quarry/store/bucket"
-	"quarry/store/bucket/dir"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/packed"
@@ -35,6 +34,7 @@ type dataDir string
 
 func (d dataDir) lock() string         { return filepath.Join(string(d), "lock") }
 func (d dataDir) bucket() string       { return filepath.Join(string(d), "bucket") }
+func (d dataDir) bucketFile() string   { return filepath.Join(string(d), "bucket.json") }
 func (d dataDir) index() string        { return filepath.Join(string(d), "index") }
 func (d dataDir) tmp() string          { return filepath.Join(string(d), "tmp") }
 func (d dataDir) keys() string         { return filepath.Join(string(d), "keys") }
@@ -48,38 +48,15 @@ func (d dataDir) serveLog() string     { return filepath.Join(d.run(), "serve.lo
 // exists reports whether a store was ever made in the folder. That it cannot be
 // told is an error.
 func (d dataDir) exists() (bool, error) {
-	_, err := os.Stat(d.bucket())
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, d.wrap(err)
-	}
-	return true, nil
-}
-
-// checkBucket refuses a folder with an index and nothing in its bucket, whose file
-// system is not mounted, say. A new store begun there would count its names from 1
-// again, and be hidden when the right one is back.
-func (d dataDir) checkBucket() error {
-	if _, err := os.Stat(d.index()); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	entries, err := os.ReadDir(d.bucket())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return d.wrap(err)
-	}
-	for _, e := range entries {
-		if e.Name() != durable.TmpDir && e.Name() != "lost+found" {
-			return nil
-		}
-	}
-	return fmt.Errorf("%w: %s is empty, but was not when %s was made: mount it or put it back, or remove the index to begin a new store",
-		errDamage, d.bucket(), d.index())
+	_, made, err := d.remembered()
+	return made, err
 }
 
 // wrap names the folder in an error, and what it takes to work on it.
 func (d dataDir) wrap(err error) error {
+	if err == nil {
+		return nil
+	}
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("data folder %s: %w: it must be writable for this user, even to read images from it", d, err)
 	}
@@ -111,7 +88,7 @@ func openDataDir(path string) (dataDir, error) {
 type owner struct {
 	dir     dataDir
 	lock    *proc.Lock
-	bucket  *dir.Bucket
+	bucket  storage
 	catalog *catalog.Catalog
 	index   *chunkindex.Index
 	store   *packed.Store
@@ -127,7 +104,8 @@ type owner struct {
 // ownerConfig says how to open a data folder.
 type ownerConfig struct {
 	dir        dataDir
-	keyFile    string // signs instead of keys/signing.key
+	bucket     bucketURL // empty: as the folder remembers it
+	keyFile    string    // signs instead of keys/signing.key
 	noSign     bool
 	workers    int
 	background bool // gives way to a server that a person starts
@@ -157,21 +135,7 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 	if err := o.openKeys(cfg); err != nil {
 		return nil, err
 	}
-	if err := cfg.dir.checkBucket(); err != nil {
-		return nil, err
-	}
-	if o.bucket, err = dir.Open(cfg.dir.bucket()); err != nil {
-		return nil, err
-	}
-	o.meta, err = packed.OpenMeta(ctx, o.bucket)
-	if errors.Is(err, bucket.ErrNotFound) {
-		o.meta, err = packed.CreateMeta(ctx, o.bucket, chunk.DefaultSize, time.Now())
-	}
-	if errors.Is(err, packed.ErrMeta) {
-		path := filepath.Join(cfg.dir.bucket(), packed.MetaKey)
-		err = fmt.Errorf("%w: %s: %w: remove the file, the next command makes it anew and all images stay", errDamage, path, err)
-	}
-	if err != nil {
+	if err := o.openBucket(ctx, cfg); err != nil {
 		return nil, err
 	}
 	if o.catalog, err = catalog.Open(ctx, catalog.Config{Journal: o.bucket, Log: cfg.log}); err != nil {
@@ -186,6 +150,25 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 		Metrics: o.metrics,
 	})
 	return o, err
+}
+
+// openBucket opens the bucket and reads what store it is, or makes it one.
+func (o *owner) openBucket(ctx context.Context, cfg ownerConfig) error {
+	place, err := cfg.dir.chooseBucket(cfg.bucket)
+	if err != nil {
+		return err
+	}
+	if o.bucket, err = cfg.dir.openBucket(ctx, place); err != nil {
+		return err
+	}
+	o.meta, err = packed.OpenMeta(ctx, o.bucket)
+	if errors.Is(err, bucket.ErrNotFound) {
+		o.meta, err = packed.CreateMeta(ctx, o.bucket, chunk.DefaultSize, time.Now())
+	}
+	if errors.Is(err, packed.ErrMeta) {
+		err = fmt.Errorf("%w: %s: %w: remove it, the next command makes it anew and all images stay", errDamage, place.place(cfg.dir, packed.MetaKey), err)
+	}
+	return err
 }
 
 func (o *owner) close() error {

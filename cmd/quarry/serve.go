@@ -30,6 +30,7 @@ const (
 
 type serveOptions struct {
 	data       string
+	bucket     string
 	listen     string
 	noAuth     bool
 	key        string
@@ -58,6 +59,7 @@ The limits of serve are the defaults of the conversions it makes.`,
 	}
 	f := c.Flags()
 	f.StringVar(&o.data, "data", os.Getenv("QUARRY_DATA"), "data folder (env QUARRY_DATA)")
+	f.StringVar(&o.bucket, "bucket", "", bucketHelp)
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "address of the HTTP API; port 0 takes a free one")
 	f.BoolVar(&o.noAuth, "no-auth", false, "serve everyone who can reach the address; loopback only")
 	f.StringVar(&o.key, "key", "", "sign with this private key instead of DIR/keys/signing.key")
@@ -119,7 +121,11 @@ func checkListen(o serveOptions) error {
 // takeOver opens the data folder. A background server that has it is told to
 // end; any other owner is an error.
 func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, error) {
-	cfg := ownerConfig{dir: dataDir(o.data), keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
+	place, err := parseBucketURL(o.bucket)
+	if err != nil {
+		return nil, err
+	}
+	cfg := ownerConfig{dir: dataDir(o.data), bucket: place, keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
 	// The other server may use all of its drain time, and closes its index then.
 	ctx, cancel := context.WithTimeout(ctx, drainTime+closeTime)
 	defer cancel()
