@@ -3,18 +3,16 @@ package converter
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"runtime/debug"
-	"time"
 
 	"quarry/converter/tree"
 	"quarry/rafs"
 	"quarry/signer"
 	"quarry/store/bucket"
-	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/image"
+	"quarry/store/names"
 )
 
 // bootstrap merges the layers and encodes their tree.
@@ -189,46 +187,13 @@ func (c *conversion) deleteSignatures(ctx context.Context, s image.Statement) er
 	return nil
 }
 
-// serialAttempts is how often a name statement is made anew because another
-// conversion moved the same name at the same moment.
-const serialAttempts = 16
-
 // name moves the requested name to the image, last of all.
 func (c *conversion) name(ctx context.Context) error {
 	repo, tag := c.req.Name.Repo, c.req.Name.Tag
 	if repo == "" {
 		return nil
 	}
-	var err error
-	for range serialAttempts {
-		n := catalog.Name{Repo: repo, Tag: tag, Source: c.result.Source, Serial: c.cfg.Catalog.Serial(repo, tag) + 1}
-		if n.Statement, err = c.nameStatement(n); err != nil {
-			return err
-		}
-		if err = c.cfg.Catalog.SetName(ctx, n); !errors.Is(err, catalog.ErrStale) {
-			return err
-		}
-	}
-	return err
-}
-
-// nameStatement returns the signed envelope, nil without a key.
-func (c *conversion) nameStatement(n catalog.Name) ([]byte, error) {
-	if c.cfg.SigningKey == nil {
-		return nil, nil
-	}
-	payload, err := image.EncodeNameStatement(image.NameStatement{
-		Repo: n.Repo, Tag: n.Tag, Source: n.Source, Serial: n.Serial,
-		Issued: c.cfg.Now().UTC().Truncate(time.Second),
-	})
-	if err != nil {
-		return nil, err
-	}
-	return signer.Envelope{
-		PayloadType: image.NameStatementType,
-		Payload:     payload,
-		Signatures:  []signer.Signature{signer.Sign(c.cfg.SigningKey, image.NameStatementType, payload)},
-	}.Encode()
+	return names.Config{Catalog: c.cfg.Catalog, Key: c.cfg.SigningKey, Now: c.cfg.Now}.Set(ctx, repo, tag, c.result.Source)
 }
 
 // putObject stores body under key unless exactly that is there: comparing costs

@@ -42,6 +42,7 @@ var arrows = map[string][]string{
 	"chunkindex":       {"store/chunk", "store/pack"},
 
 	// Stores and devices.
+	"store/names":  {"signer", "store/catalog", "store/chunk", "store/image"},
 	"store/packed": {"chunkindex", "store", "store/bucket", "store/catalog", "store/chunk", "store/pack", "internal/strictjson"},
 	"store/cache":  {"store", "store/chunk", "internal/proc"},
 	"nbd/blockdev": {"nbd", "rafs", "store", "store/chunk"},
@@ -51,7 +52,7 @@ var arrows = map[string][]string{
 	"store/check":     {"rafs", "signer", "store", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed", "store/trace"},
 	"api":             join(ground, formats, "store/packed"),
 	"api/client":      join(ground, formats, "api"),
-	"converter":       join(ground, formats, "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
+	"converter":       join(ground, formats, "store/names", "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
 	"converter/proof": {"internal/rescue", "converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
 	"converter/oci":   {"converter/layer", "store/chunk", "store/image"},
 	"converter/layer": {"internal/inflate", "internal/rescue", "rafs", "store", "store/chunk", "store/image"},
