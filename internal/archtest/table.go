@@ -42,11 +42,12 @@ var arrows = map[string][]string{
 	"chunkindex":       {"store/chunk", "store/pack"},
 
 	// Stores and devices.
-	"store/names":  {"signer", "store/catalog", "store/chunk", "store/image"},
-	"store/packed": {"chunkindex", "store", "store/bucket", "store/catalog", "store/chunk", "store/pack", "internal/strictjson"},
-	"store/cache":  {"store", "store/chunk", "internal/proc"},
-	"nbd/blockdev": {"nbd", "rafs", "store", "store/chunk"},
-	"nbd/attach":   {"nbd"}, // the shim links it: it must stay small
+	"store/names":    {"signer", "store/catalog", "store/chunk", "store/image"},
+	"store/registry": {"signer", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/names", "internal/durable", "internal/strictjson"},
+	"store/packed":   {"chunkindex", "store", "store/bucket", "store/catalog", "store/chunk", "store/pack", "internal/strictjson"},
+	"store/cache":    {"store", "store/chunk", "internal/proc"},
+	"nbd/blockdev":   {"nbd", "rafs", "store", "store/chunk"},
+	"nbd/attach":     {"nbd"}, // the shim links it: it must stay small
 
 	// What works on a whole store, beside the three that never import one another.
 	"store/check":     {"rafs", "signer", "store", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed", "store/trace"},

@@ -1,0 +1,185 @@
+package registry_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"quarry/store/bucket/buckettest"
+	"quarry/store/registry"
+)
+
+// wantFiles checks how many uploads are on disk.
+func wantFiles(t *testing.T, l *lab, want int) {
+	t.Helper()
+	entries, err := os.ReadDir(l.cfg.Dir)
+	must(t, err)
+	if len(entries) != want {
+		t.Errorf("%d files of uploads are there, want %d", len(entries), want)
+	}
+}
+
+func wantOffset(t *testing.T, l *lab, id string, want int64) {
+	t.Helper()
+	if got, err := l.UploadOffset("a", id); err != nil || got != want {
+		t.Errorf("offset: got %d, %v, want %d", got, err, want)
+	}
+}
+
+// brokenBody breaks off after its bytes.
+type brokenBody struct{ io.Reader }
+
+func (b brokenBody) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// Bug 53: the offset is what is stored, always.
+func TestAnUploadGoesOnWhereItIsStored(t *testing.T) {
+	l := newLab(t, nil)
+	id, err := l.StartUpload("a")
+	must(t, err)
+	wantOffset(t, l, id, 0)
+	content := bytes.Repeat([]byte("0123456789"), 1<<16)
+	add := func(from, to, at, size int64, broken bool, want error) {
+		t.Helper()
+		p := registry.Part{Body: bytes.NewReader(content[from:to]), At: at, Size: size}
+		if broken {
+			p.Body = brokenBody{p.Body}
+		}
+		_, err := l.AppendUpload("a", id, p)
+		wantErr(t, "append", err, want)
+	}
+	add(0, 0, -1, 0, false, nil)
+	wantOffset(t, l, id, 0)
+	add(0, 1000, 0, 1000, false, nil)
+	add(1000, 1500, -1, -1, false, nil)
+	wantOffset(t, l, id, 1500)
+	add(0, 1000, 0, 1000, false, registry.ErrUploadRange)
+	add(1501, 1600, 1501, 99, false, registry.ErrUploadRange)
+	wantOffset(t, l, id, 1500)
+	add(1500, 300000, 1500, 400000, true, registry.ErrBody)
+	wantOffset(t, l, id, 300000)
+	add(300000, 300010, 300000, 20, false, registry.ErrSizeInvalid)
+	wantOffset(t, l, id, 300010)
+	add(300010, 300030, 300010, 10, false, registry.ErrSizeInvalid)
+	wantOffset(t, l, id, 300010)
+	l.open(t) // a restart
+	wantOffset(t, l, id, 300010)
+	_, err = l.UploadOffset("b", id)
+	wantErr(t, "of another repository", err, registry.ErrUploadUnknown)
+
+	d := digest.FromBytes(content)
+	must(t, l.FinishUpload(t.Context(), "a", id, part(content[300010:]), d))
+	if got, err := read(t, l, "a", d); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("got %d bytes, %v", len(got), err)
+	}
+	_, err = l.UploadOffset("a", id)
+	wantErr(t, "after the end", err, registry.ErrUploadUnknown)
+	wantFiles(t, l, 0)
+}
+
+func TestTwoNeverWriteToOneUpload(t *testing.T) {
+	l := newLab(t, nil)
+	id, err := l.StartUpload("a")
+	must(t, err)
+	r, w := io.Pipe()
+	done := make(chan error)
+	go func() {
+		_, err := l.AppendUpload("a", id, registry.Part{Body: r, At: 0, Size: -1})
+		done <- err
+	}()
+	_, err = w.Write([]byte("first")) // it is being read now
+	must(t, err)
+	_, err = l.AppendUpload("a", id, part([]byte("second")))
+	wantErr(t, "another append", err, registry.ErrUploadBusy)
+	wantErr(t, "finish", l.FinishUpload(t.Context(), "a", id, registry.Part{}, digest.FromString("")), registry.ErrUploadBusy)
+	wantErr(t, "cancel", l.CancelUpload("a", id), registry.ErrUploadBusy)
+	w.Close()
+	must(t, <-done)
+	must(t, l.FinishUpload(t.Context(), "a", id, registry.Part{}, digest.FromString("first")))
+}
+
+func TestUploadsAreBounded(t *testing.T) {
+	now := time.Now()
+	l := newLab(t, func(c *registry.Config) {
+		c.UploadSpace, c.MaxUploads, c.MaxBlob, c.UploadIdle = 100, 3, 90, time.Hour
+		c.Now = func() time.Time { return now }
+	})
+	start := func() string {
+		t.Helper()
+		id, err := l.StartUpload("a")
+		must(t, err)
+		return id
+	}
+	one, two, three := start(), start(), start()
+	_, err := l.StartUpload("a")
+	wantErr(t, "one upload too many", err, registry.ErrUploads)
+	_, err = l.AppendUpload("a", one, part(make([]byte, 91)))
+	wantErr(t, "a blob too large", err, registry.ErrTooLarge)
+	_, err = l.AppendUpload("a", one, part(make([]byte, 60)))
+	must(t, err)
+	_, err = l.AppendUpload("a", two, part(make([]byte, 41)))
+	wantErr(t, "too much together", err, registry.ErrUploadSpace)
+	_, err = l.AppendUpload("a", two, registry.Part{Body: bytes.NewReader(make([]byte, 41)), At: -1, Size: -1})
+	wantErr(t, "too much together, length unknown", err, registry.ErrUploadSpace)
+	wantOffset(t, l, two, 0)
+	must(t, l.CancelUpload("a", one))
+	_, err = l.AppendUpload("a", two, part(make([]byte, 90)))
+	must(t, err)
+
+	now = now.Add(50 * time.Minute)
+	_, err = l.AppendUpload("a", three, part(make([]byte, 10)))
+	must(t, err)
+	now = now.Add(11 * time.Minute)
+	start() // drops two, which is idle
+	_, err = l.UploadOffset("a", two)
+	wantErr(t, "an idle upload", err, registry.ErrUploadUnknown)
+	wantOffset(t, l, three, 10)
+	_, err = l.AppendUpload("a", three, part(make([]byte, 80)))
+	must(t, err)
+	wantFiles(t, l, 2)
+	now = time.Now() // that of the files
+	l.open(t)
+	_, err = l.AppendUpload("a", start(), part(make([]byte, 11)))
+	wantErr(t, "too much after a restart", err, registry.ErrUploadSpace)
+}
+
+func TestAFileCutOffAtItsStartIsNoUpload(t *testing.T) {
+	l := newLab(t, nil)
+	must(t, os.WriteFile(filepath.Join(l.cfg.Dir, "X"), []byte("{"), 0o600))
+	must(t, os.WriteFile(filepath.Join(l.cfg.Dir, "Y"), []byte(strings.Repeat(" ", 600)), 0o600))
+	l.open(t)
+	wantFiles(t, l, 0)
+}
+
+// A bucket that fails when the blob is stored costs the client one more request,
+// not the upload.
+func TestAnUploadOutlivesAFaultOfTheBucket(t *testing.T) {
+	for n := int64(1); n <= 2; n++ { // content, record
+		l := newLab(t, func(c *registry.Config) {
+			c.Bucket = &buckettest.Faulty{Bucket: c.Bucket, Before: buckettest.FailNth(n, "Put")}
+		})
+		id, err := l.StartUpload("a")
+		must(t, err)
+		d := digest.FromString("layer")
+		wantErr(t, "finish", l.FinishUpload(t.Context(), "a", id, part([]byte("layer")), d), buckettest.ErrInjected)
+		if _, err := l.Blob(t.Context(), "a", d); !errors.Is(err, registry.ErrBlobUnknown) {
+			t.Errorf("the blob is there: %v", err)
+		}
+		must(t, l.FinishUpload(t.Context(), "a", id, registry.Part{}, d))
+		if got, err := read(t, l, "a", d); err != nil || string(got) != "layer" {
+			t.Errorf("got %q, %v", got, err)
+		}
+	}
+}
