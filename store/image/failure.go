@@ -74,7 +74,7 @@ func FailureKey(repo, tag string) string {
 // EncodeFailure returns the record's bytes, canonical JSON. Texts that are too
 // long are cut.
 func EncodeFailure(f Failure) ([]byte, error) {
-	f.Source, f.Reason = shortened(f.Source, maxFailureSource), shortened(f.Reason, maxFailureReason)
+	f.Source, f.Reason = Shortened(f.Source, maxFailureSource), Shortened(f.Reason, maxFailureReason)
 	f.Time = f.Time.UTC()
 	if err := f.validate(); err != nil {
 		return nil, fmt.Errorf("failure record: %w", err)
@@ -140,8 +140,8 @@ func (f Failure) String() string {
 	return fmt.Sprintf("the conversion of %s failed at %s: %s", f.Source, f.Time.Format(time.RFC3339), f.Reason)
 }
 
-// shortened cuts a text in the middle and makes it UTF-8, as JSON would.
-func shortened(s string, most int) string {
+// Shortened cuts a text in the middle and makes it UTF-8, as JSON would.
+func Shortened(s string, most int) string {
 	const dots = " … "
 	if s = strings.ToValidUTF8(s, "\ufffd"); len(s) <= most {
 		return s
