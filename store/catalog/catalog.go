@@ -23,7 +23,7 @@ import (
 var (
 	// ErrFenced says that another writer appended to the journal. This catalog
 	// no longer knows the store and refuses every change.
-	ErrFenced = errors.New("another writer owns this store; stop one of the two and start again")
+	ErrFenced = errors.New("another writer owns this store now; what this one acknowledged is kept, and it writes no more until it is started again")
 	// ErrStale says that a name's serial is not above all that were used for it.
 	ErrStale = errors.New("stale serial")
 	// ErrDamaged says that an entry of the journal is not what was written, or is
@@ -47,6 +47,10 @@ const (
 type Config struct {
 	Journal bucket.Journal
 	Log     *slog.Logger // nil: discard
+	// Writer is who changes the catalog: its epoch is in the journal before its first
+	// change. nil: changes are made without an epoch, by the only user of a journal.
+	Writer *Writer
+	Now    func() time.Time // for the time in the epoch, which people read; nil: time.Now
 }
 
 // Catalog is the replayed journal. All methods are safe for concurrent use; what
@@ -54,13 +58,17 @@ type Config struct {
 type Catalog struct {
 	journal bucket.Journal
 	log     *slog.Logger
+	writer  *Writer
+	now     func() time.Time
 
 	// appending is held while an entry is made, appended and applied; it guards
 	// the fields below it, and only its holder changes state.
 	appending sync.Mutex
-	next      uint64         // number of the next entry
+	next      uint64         // number of the next entry; written with mu held too
+	last      chunk.Digest   // of the bytes of the entry before it
 	doubts    []chunk.Digest // of own entries that may be, or become, entry next
 	fenced    error          // set for good once another writer was seen
+	fencedCh  chan struct{}  // closed then
 
 	mu    sync.RWMutex // guards state; never held while waiting for the journal
 	state *state
@@ -70,31 +78,53 @@ type Catalog struct {
 // those before it, is an error with the entry's number: ErrDamaged, unless a
 // newer quarry may have written it.
 func Open(ctx context.Context, cfg Config) (*Catalog, error) {
-	c := &Catalog{journal: cfg.Journal, log: cfg.Log, next: 1, state: newState()}
+	c := &Catalog{
+		journal: cfg.Journal, log: cfg.Log, writer: cfg.Writer, now: cfg.Now,
+		next: 1, state: newState(), fencedCh: make(chan struct{}),
+	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
+	if c.now == nil {
+		c.now = time.Now
+	}
 	for raw, err := range cfg.Journal.Read(ctx, 1) {
-		if errors.Is(err, bucket.ErrDamaged) {
-			err = fmt.Errorf("%w; %w", err, ErrDamaged)
+		if err == nil {
+			_, err = c.take(raw.Data)
+		} else {
+			err = damagedJournal(err)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("open catalog: %w", err)
 		}
-		e, err := DecodeEntry(raw.Data)
-		if err == nil {
-			err = e.follows(c.state)
-		}
-		if err != nil && !errors.Is(err, errNewer) {
-			err = fmt.Errorf("%w; %w", err, ErrDamaged)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("open catalog: journal entry %d: %w", raw.N, err)
-		}
-		c.apply(e)
 	}
-	c.log.InfoContext(ctx, "catalog opened", "entries", c.next-1, "packs", len(c.state.packs))
+	c.log.InfoContext(ctx, "catalog opened", "entries", c.next-1, "packs", len(c.state.packs), "epoch", c.state.epoch.N)
 	return c, nil
+}
+
+// take applies the bytes of the next entry, which somebody else wrote. Errors:
+// ErrDamaged, and ErrNewer when a newer quarry may have written it.
+func (c *Catalog) take(b []byte) (Entry, error) {
+	e, err := DecodeEntry(b)
+	if err == nil {
+		err = e.follows(c.state)
+	}
+	if err != nil && !errors.Is(err, ErrNewer) {
+		err = fmt.Errorf("%w; %w", err, ErrDamaged)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("journal entry %d: %w", c.next, err)
+	}
+	c.apply(e, b)
+	return e, nil
+}
+
+// damagedJournal adds to an error of reading the journal that it is damage.
+func damagedJournal(err error) error {
+	if errors.Is(err, bucket.ErrDamaged) {
+		return fmt.Errorf("%w; %w", err, ErrDamaged)
+	}
+	return err
 }
 
 // AddPack says that the pack's object is durable in the bucket. A pack that was
@@ -190,16 +220,29 @@ func (c *Catalog) change(ctx context.Context, what string, makeEntry func(*state
 		if c.fenced != nil {
 			return fmt.Errorf("%s: %w", what, c.fenced)
 		}
-		e := makeEntry(c.state)
-		if e == nil {
-			return nil
-		}
 		var err error
-		if done, err = c.append(ctx, e); err != nil {
+		if done, err = c.changeOnce(ctx, makeEntry); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
 	}
 	return nil
+}
+
+// changeOnce returns false when the state changed before the entry was appended.
+func (c *Catalog) changeOnce(ctx context.Context, makeEntry func(*state) Entry) (done bool, err error) {
+	e := makeEntry(c.state)
+	switch {
+	case e == nil && c.writer == nil:
+		return true, nil
+	case e == nil:
+		// A writer that was fenced and does not know it yet must not confirm what the
+		// next one may have undone.
+		changed, err := c.confirmLocked(ctx)
+		return !changed, err
+	case !c.holds():
+		return false, c.claimLocked(ctx)
+	}
+	return c.append(ctx, e)
 }
 
 // append makes e the next entry. It returns false when the next number turned
@@ -220,7 +263,7 @@ func (c *Catalog) append(ctx context.Context, e Entry) (done bool, err error) {
 	}
 	err = c.journal.Append(ctx, c.next, b)
 	if err == nil {
-		c.apply(e)
+		c.apply(e, b)
 		return true, nil
 	}
 	if !errors.Is(err, bucket.ErrTaken) {
@@ -232,17 +275,39 @@ func (c *Catalog) append(ctx context.Context, e Entry) (done bool, err error) {
 		return false, fmt.Errorf("%w; it is not known whether it was applied: %w", err, readErr)
 	case landed == nil:
 		return false, err
-	case !slices.Contains(c.doubts, chunk.Sum(landed)):
-		c.fenced = fmt.Errorf("journal entry %d was written by somebody else: %w", c.next, ErrFenced)
-		return false, c.fenced
 	}
-	own, err := DecodeEntry(landed)
-	if err != nil {
-		return false, fmt.Errorf("journal entry %d: %w", c.next, err)
+	return bytes.Equal(landed, b), c.absorb(ctx, landed)
+}
+
+// absorb applies what has the next number although this catalog's append did not
+// succeed: an own entry that was believed lost, or, before its epoch has begun, one
+// of the writer before. Anything else fences it.
+func (c *Catalog) absorb(ctx context.Context, landed []byte) error {
+	own := slices.Contains(c.doubts, chunk.Sum(landed))
+	if !own {
+		e, err := DecodeEntry(landed)
+		_, epoch := e.(Epoch)
+		if c.holds() || err != nil || epoch {
+			c.fenced = fmt.Errorf("journal entry %d was written by %s: %w", c.next, authorOf(e), ErrFenced)
+			close(c.fencedCh)
+			return c.fenced
+		}
 	}
-	c.log.InfoContext(ctx, "journal entry written although its append failed", "entry", c.next)
-	c.apply(own)
-	return bytes.Equal(landed, b), nil
+	if _, err := c.take(landed); err != nil {
+		return err
+	}
+	if own {
+		c.log.InfoContext(ctx, "journal entry written although its append failed", "entry", c.next-1)
+	}
+	return nil
+}
+
+// authorOf says who wrote an entry, as far as it is known.
+func authorOf(e Entry) string {
+	if e, ok := e.(Epoch); ok {
+		return fmt.Sprintf("the writer of epoch %d, pid %d on %s", e.N, e.PID, e.Host)
+	}
+	return "somebody else"
 }
 
 // readNext returns the bytes of the next entry, nil when there is none. It asks
@@ -256,11 +321,12 @@ func (c *Catalog) readNext(ctx context.Context) ([]byte, error) {
 	return raw.Data, err
 }
 
-// apply makes e, which is journal entry next, part of the state.
-func (c *Catalog) apply(e Entry) {
+// apply makes e, which is journal entry next with the bytes b, part of the state.
+func (c *Catalog) apply(e Entry, b []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e.apply(c.state)
 	c.next++
+	c.last = chunk.Sum(b)
 	c.doubts = nil
 }

@@ -13,9 +13,9 @@ import (
 	"quarry/store/chunk"
 )
 
-// entryVersion is the version of the entry format; FORMAT.md says what a new
-// one needs.
-const entryVersion = 1
+// entryVersion is the newest version of the entry format; FORMAT.md says what a new
+// one needs. A type keeps the version it came with.
+const entryVersion = 2
 
 const (
 	// MaxRepo and MaxTag bound the parts of a name in bytes, as the OCI
@@ -25,7 +25,7 @@ const (
 )
 
 // Entry is one change of the catalog: a Pack, CondemnedChunk or Name that is
-// added, or a PackRetired or NameDeleted.
+// added, a PackRetired or NameDeleted, or the Epoch that a writer begins.
 type Entry interface {
 	kind() string
 	// validate says whether the fields can stand in an entry at all.
@@ -80,9 +80,18 @@ func (PackRetired) kind() string    { return "pack_retired" }
 func (CondemnedChunk) kind() string { return "chunk_condemned" }
 func (Name) kind() string           { return "name" }
 func (NameDeleted) kind() string    { return "name_deleted" }
+func (Epoch) kind() string          { return "epoch" }
+
+// versionOf is the version that an entry type came with.
+func versionOf(kind string) int {
+	if kind == (Epoch{}).kind() {
+		return 2
+	}
+	return 1
+}
 
 // prefix is how an entry starts.
-func prefix(kind string) string { return fmt.Sprintf(`{"v":%d,"type":%q,`, entryVersion, kind) }
+func prefix(kind string) string { return fmt.Sprintf(`{"v":%d,"type":%q,`, versionOf(kind), kind) }
 
 // EncodeEntry returns the bytes of a journal entry.
 func EncodeEntry(e Entry) ([]byte, error) {
@@ -126,8 +135,8 @@ func DecodeEntry(b []byte) (Entry, error) {
 	if err := json.Unmarshal(b, &head); err != nil {
 		return nil, fmt.Errorf("entry is no JSON object: %w", err)
 	}
-	if head.V != entryVersion {
-		return nil, fmt.Errorf("entry has version %d, this quarry knows %d: %w", head.V, entryVersion, errNewer)
+	if head.V < 1 || head.V > entryVersion {
+		return nil, fmt.Errorf("entry has version %d, this quarry knows 1 to %d: %w", head.V, entryVersion, ErrNewer)
 	}
 	e, err := decodeFields(head.Type, b)
 	if err != nil {
@@ -143,8 +152,8 @@ func DecodeEntry(b []byte) (Entry, error) {
 	return e, nil
 }
 
-// errNewer says that the entry may be good for another quarry.
-var errNewer = errors.New("use the quarry that wrote it")
+// ErrNewer says that the entry may be good for another quarry.
+var ErrNewer = errors.New("use the quarry that wrote it")
 
 var errForm = errors.New("entry is not in the one form that its fields have")
 
@@ -168,6 +177,8 @@ func decodeFields(kind string, b []byte) (Entry, error) {
 		return n, err
 	case NameDeleted{}.kind():
 		return decode[NameDeleted](fields)
+	case Epoch{}.kind():
+		return decode[Epoch](fields)
 	}
 	return nil, errors.New("unknown entry type") // a new one would have a new version
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -33,6 +34,10 @@ func entries() []catalog.Entry {
 			Statement: json.RawMessage(`{"payloadType":"a+b","payload":"PDw+Pg==","signatures":[{"keyid":"0","sig":"<&>\u003c"}]}`),
 		},
 		catalog.NameDeleted{Repo: "library/debian", Tag: "12", Serial: 2},
+		catalog.Epoch{
+			N: 1, Writer: strings.Repeat("0a", 16), Folder: strings.Repeat("f0", 16), Host: "store-1", PID: 4711,
+			Time: time.Date(2026, 11, 30, 9, 5, 46, 0, time.UTC),
+		},
 	}
 }
 
@@ -76,11 +81,20 @@ func TestDecodeRefuses(t *testing.T) {
 	if _, err := catalog.DecodeEntry([]byte(good)); err != nil {
 		t.Fatalf("the entry that the others are made of: %v", err)
 	}
-	name := func(field, value string) string {
-		s := `{"v":1,"type":"name","repo":"r","tag":"t","source":"` + hexA + `","serial":1,"statement":null}`
+	with := func(s, field, value string) string {
 		i := strings.Index(s, `"`+field+`":`) + len(field) + 3
 		end := i + strings.IndexAny(s[i:], ",}")
 		return s[:i] + value + s[end:]
+	}
+	name := func(field, value string) string {
+		return with(`{"v":1,"type":"name","repo":"r","tag":"t","source":"`+hexA+`","serial":1,"statement":null}`, field, value)
+	}
+	epoch := func(field, value string) string {
+		id := strings.Repeat("0a", 16)
+		return with(`{"v":2,"type":"epoch","epoch":1,"writer":"`+id+`","folder":"`+id+`","host":"h","pid":1,"time":"2026-11-30T09:00:00Z"}`, field, value)
+	}
+	if _, err := catalog.DecodeEntry([]byte(epoch("pid", "1"))); err != nil {
+		t.Fatalf("the epoch that the others are made of: %v", err)
 	}
 	if _, err := catalog.DecodeEntry([]byte(name("serial", "1"))); err != nil {
 		t.Fatalf("the name that the others are made of: %v", err)
@@ -91,7 +105,19 @@ func TestDecodeRefuses(t *testing.T) {
 		{"no object", "[1]", "no JSON object"},
 		{"null", "null", "version 0"},
 		{"no version", strings.Replace(good, `"v":1,`, "", 1), "version 0"},
-		{"a newer version", strings.Replace(good, `"v":1`, `"v":2`, 1), "version 2, this quarry knows 1"},
+		{"a newer version", strings.Replace(good, `"v":1`, `"v":3`, 1), "version 3, this quarry knows 1 to 2"},
+		{"another version than its type has", strings.Replace(good, `"v":1`, `"v":2`, 1), "one form"},
+		{"an epoch of the first version", strings.Replace(epoch("epoch", "1"), `"v":2`, `"v":1`, 1), "one form"},
+		{"epoch 0", epoch("epoch", "0"), "epochs start at 1"},
+		{"a short writer", epoch("writer", `"0a"`), "32 lower-case hex digits"},
+		{"a writer in capitals", epoch("writer", `"`+strings.Repeat("0A", 16)+`"`), "32 lower-case hex digits"},
+		{"no folder", epoch("folder", `""`), "32 lower-case hex digits"},
+		{"no host", epoch("host", `""`), "host"},
+		{"a long host", epoch("host", `"`+strings.Repeat("h", catalog.MaxHost+1)+`"`), "host"},
+		{"pid 0", epoch("pid", "0"), "pid 0"},
+		{"a time with an offset", epoch("time", `"2026-11-30T09:00:00+01:00"`), "not in UTC"},
+		{"a time with a fraction", epoch("time", `"2026-11-30T09:00:00.5Z"`), "whole seconds"},
+		{"a time with zeros", epoch("time", `"2026-11-30T09:00:00.0Z"`), "one form"},
 		{"no type", `{"v":1}`, "one form"},
 		{"an unknown type", strings.Replace(good, "pack_added", "pack_eaten", 1), "pack_eaten: unknown entry type"},
 		{"an unknown field", strings.Replace(good, `"size":1`, `"size":1,"color":2`, 1), `unknown field "color"`},

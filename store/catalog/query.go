@@ -47,6 +47,34 @@ func compareCondemned(x, y CondemnedChunk) int {
 	return cmp.Or(bytes.Compare(x.Pack[:], y.Pack[:]), cmp.Compare(x.Off, y.Off), bytes.Compare(x.Digest[:], y.Digest[:]))
 }
 
+// Lifted returns the packs of which chunks were condemned that are so no longer.
+func (c *Catalog) Lifted() []chunk.Digest {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var ids []chunk.Digest
+	for id, p := range c.state.packs {
+		if p.lifted {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, func(x, y chunk.Digest) int { return bytes.Compare(x[:], y[:]) })
+	return ids
+}
+
+// Epoch returns the last writer's entry; zero when no writer made one.
+func (c *Catalog) Epoch() Epoch {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.state.epoch
+}
+
+// Applied returns the number of the last journal entry that is in the catalog.
+func (c *Catalog) Applied() uint64 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.next - 1
+}
+
 // HasPack reports whether the pack is there, and not retired.
 func (c *Catalog) HasPack(id chunk.Digest) bool {
 	c.mu.RLock()

@@ -12,12 +12,14 @@ type state struct {
 	packs     map[chunk.Digest]packState
 	packCount uint64 // of all packs added so far
 	names     map[nameKey]nameState
+	epoch     Epoch // the last one; zero before the first
 }
 
 type packState struct {
 	size      int64
 	order     uint64 // packCount when it was first added, from 1
 	condemned map[CondemnedChunk]struct{}
+	lifted    bool // it had condemned chunks once that are so no longer
 }
 
 type nameKey struct{ repo, tag string }
@@ -38,12 +40,14 @@ func (e Pack) follows(*state) error { return nil }
 // apply leaves a known pack in its place: the chunk index prefers later packs, and
 // what it was given for this one does not come again.
 func (e Pack) apply(s *state) {
-	order := s.packs[e.ID].order
+	before := s.packs[e.ID]
+	order := before.order
 	if order == 0 {
 		s.packCount++
 		order = s.packCount
 	}
-	s.packs[e.ID] = packState{size: e.Size, order: order, condemned: map[CondemnedChunk]struct{}{}}
+	lifted := before.lifted || len(before.condemned) > 0
+	s.packs[e.ID] = packState{size: e.Size, order: order, condemned: map[CondemnedChunk]struct{}{}, lifted: lifted}
 }
 
 func (e PackRetired) follows(s *state) error {
