@@ -14,6 +14,10 @@ import (
 // ErrNotFound says that the store holds no chunk of that digest.
 var ErrNotFound = errors.New("chunk not found")
 
+// ErrReadOnly says that a change was asked of a node that only reads its store:
+// another one is the store's writer.
+var ErrReadOnly = errors.New("this node only reads the store")
+
 // CorruptError says that a stored copy of a chunk exists but its bytes are not
 // the chunk's. Nothing of the bad copy is returned with it.
 type CorruptError struct {

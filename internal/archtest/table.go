@@ -36,6 +36,7 @@ var arrows = map[string][]string{
 	"store/image":      {"rafs", "signer", "store/chunk", "internal/strictjson"},
 	"store/catalog":    {"store/chunk", "store/bucket", "internal/strictjson"},
 	"store/jobs":       {"store/bucket", "store/chunk", "store/image", "internal/rescue", "internal/strictjson"},
+	"store/writer":     {"store/bucket", "store/catalog", "internal/strictjson"},
 	"store/trace":      {"rafs", "store/chunk", "store/image", "store/pack"},
 	"store/mem":        {"store", "store/chunk"},
 	"store/bucket/dir": {"store/bucket", "internal/durable"},
@@ -65,7 +66,7 @@ var arrows = map[string][]string{
 	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "worker/folder", "worker/timeline"},
 
 	// Programs.
-	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/packed",
+	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/packed", "store/writer",
 		"internal/proc", "store/cache", "store/check", "api", "api/client", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
 

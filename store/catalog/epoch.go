@@ -37,7 +37,10 @@ type Epoch struct {
 	Time   time.Time `json:"time"` // for people: nothing is decided by it
 }
 
-func (e Epoch) validate() error {
+func (e Epoch) validate() error { return e.Validate() }
+
+// Validate says whether an entry can have these fields.
+func (e Epoch) Validate() error {
 	switch {
 	case e.N == 0:
 		return fmt.Errorf("epoch 0: epochs start at 1")

@@ -33,6 +33,9 @@ type CheckConfig struct {
 // A pack with condemned copies is known to be damaged. Its other chunks are
 // verified, but the rest of it is not reported again.
 func (s *Store) Check(ctx context.Context, cfg CheckConfig, report func(Problem)) error {
+	if err := s.writable("check the store"); err != nil {
+		return err
+	}
 	s.upkeep.Lock()
 	defer s.upkeep.Unlock()
 	c := &checker{

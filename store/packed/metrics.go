@@ -10,6 +10,7 @@ type Metrics struct {
 	packs       prometheus.Counter
 	readChunks  prometheus.Counter
 	damaged     prometheus.Counter
+	damagedHere prometheus.Gauge
 }
 
 // NewMetrics returns counters at zero.
@@ -23,13 +24,16 @@ func NewMetrics() *Metrics {
 		storedBytes: prometheus.NewCounter(opts("stored_bytes_total", "Stored bytes of new chunks.")),
 		packs:       prometheus.NewCounter(opts("packs_total", "Packs added to the store.")),
 		readChunks:  prometheus.NewCounter(opts("read_chunks_total", "Chunks read from packs.")),
-		damaged:     prometheus.NewCounter(opts("damaged_chunks_total", "Reads that found a copy damaged or its pack missing.")),
+		damagedHere: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "quarry_packed_damaged_copies", Help: "Damaged copies that a node which only reads has found and the writer has not condemned.",
+		}),
+		damaged: prometheus.NewCounter(opts("damaged_chunks_total", "Reads that found a copy damaged or its pack missing.")),
 	}
 }
 
 // Collectors returns what to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.chunks, m.plainBytes, m.storedBytes, m.packs, m.readChunks, m.damaged}
+	return []prometheus.Collector{m.chunks, m.plainBytes, m.storedBytes, m.packs, m.readChunks, m.damaged, m.damagedHere}
 }
 
 func (m *Metrics) wrote(s Stats) {

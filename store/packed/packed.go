@@ -37,6 +37,10 @@ type Config struct {
 	Log       *slog.Logger // nil = discard
 	Metrics   *Metrics     // nil = not counted
 
+	// ReadOnly: another process writes the store, and this one follows it (Follow). It
+	// changes nothing but its index; what would fails with store.ErrReadOnly.
+	ReadOnly bool
+
 	Now func() time.Time // nil = time.Now; for how often reads ask for packs that are late
 }
 
@@ -72,6 +76,13 @@ type Store struct {
 	late      packSet
 	lateTurn  chan struct{} // has an element while a look-up does that; guards lateAsked
 	lateAsked time.Time     // when one last did
+
+	// behind: the catalog has entries that the index may lack; guarded by commits.
+	behind bool
+
+	damagedMu sync.Mutex // guards damagedHere
+	// damagedHere are the copies that reads of a ReadOnly store found damaged.
+	damagedHere map[catalog.CondemnedChunk]struct{}
 }
 
 var (
@@ -111,7 +122,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	s := &Store{cfg: cfg, bucket: bucket.Metered(cfg.Bucket), catalog: cfg.Catalog, index: cfg.Index, log: cfg.Log, metrics: cfg.Metrics, lateTurn: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg, bucket: bucket.Metered(cfg.Bucket), catalog: cfg.Catalog, index: cfg.Index, log: cfg.Log, metrics: cfg.Metrics, lateTurn: make(chan struct{}, 1), damagedHere: map[catalog.CondemnedChunk]struct{}{}}
 	if err := s.reconcile(ctx); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
@@ -122,6 +133,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 func (s *Store) reconcile(ctx context.Context) error {
 	s.commits.Lock()
 	defer s.commits.Unlock()
+	return s.reconcileLocked(ctx)
+}
+
+func (s *Store) reconcileLocked(ctx context.Context) error {
 	packs := s.catalog.Packs()
 	live := make(map[chunk.Digest]bool, len(packs))
 	for _, p := range packs {
@@ -139,18 +154,33 @@ func (s *Store) reconcile(ctx context.Context) error {
 		if s.index.PackApplied(p.ID) {
 			continue
 		}
-		if err := s.applyPack(ctx, p.ID); isDamage(err) {
-			s.log.WarnContext(ctx, "pack is missing or damaged, run check", "pack", p.ID, "error", err)
-		} else if err != nil {
+		if err := s.applyListed(ctx, p.ID); err != nil {
 			return err
 		}
 	}
-	return s.dropCondemned(ctx)
+	// An index that was not there when chunks were condemned and then lifted may lack
+	// those: it is of a node that was down meanwhile.
+	for _, id := range s.catalog.Lifted() {
+		if err := s.applyAgain(ctx, id); err != nil {
+			return err
+		}
+	}
+	return s.dropCopies(ctx, s.catalog.Condemned())
 }
 
-// dropCondemned finishes each Condemn that reached the journal only.
-func (s *Store) dropCondemned(ctx context.Context) error {
-	for batch := range slices.Chunk(s.catalog.Condemned(), lookupBatch) {
+// applyListed is applyPack for a pack that may be missing or damaged.
+func (s *Store) applyListed(ctx context.Context, id chunk.Digest) error {
+	err := s.applyPack(ctx, id)
+	if isDamage(err) {
+		s.log.WarnContext(ctx, "pack is missing or damaged, run check", "pack", id, "error", err)
+		return nil
+	}
+	return err
+}
+
+// dropCopies finishes each Condemn that reached the journal only.
+func (s *Store) dropCopies(ctx context.Context, condemned []catalog.CondemnedChunk) error {
+	for batch := range slices.Chunk(condemned, lookupBatch) {
 		ds := make([]chunk.Digest, len(batch))
 		for i, c := range batch {
 			ds[i] = c.Digest
@@ -300,6 +330,9 @@ func (s *Store) commit(ctx context.Context, l *looks, p *sealed) error {
 // Condemn takes one copy of a chunk out of use, in the journal and then in the
 // index, so that the next Write of the chunk stores it anew.
 func (s *Store) Condemn(ctx context.Context, d chunk.Digest, loc chunkindex.Location) error {
+	if err := s.writable("condemn chunk " + d.String()); err != nil {
+		return err
+	}
 	s.commits.Lock()
 	defer s.commits.Unlock()
 	return s.condemnLocked(ctx, d, loc)

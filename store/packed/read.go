@@ -15,6 +15,7 @@ import (
 	"quarry/chunkindex"
 	"quarry/store"
 	"quarry/store/bucket"
+	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/pack"
 )
@@ -122,11 +123,18 @@ func (s *Store) plain(ctx context.Context, d chunk.Digest, loc chunkindex.Locati
 	return p, nil
 }
 
-// damaged completes the error of a damaged copy and condemns the copy. The
+// damaged completes the error of a damaged copy and condemns the copy, or keeps it in
+// mind where the store is only read. The
 // reader going away must not stop that.
 func (s *Store) damaged(ctx context.Context, e *store.CorruptError, loc chunkindex.Location) error {
 	e.Key, e.Off = pack.Key(loc.Pack), loc.Off
 	s.metrics.damaged.Inc()
+	if s.cfg.ReadOnly {
+		if s.noteDamaged(catalog.CondemnedChunk{Digest: e.Want, Pack: loc.Pack, Off: loc.Off}) {
+			s.log.WarnContext(ctx, "damaged chunk found, which the writer of the store has to condemn: run check there", "chunk", e.Want, "pack", loc.Pack, "off", loc.Off)
+		}
+		return e
+	}
 	condemned, err := s.condemnDamaged(context.WithoutCancel(ctx), e.Want, loc, false)
 	if err != nil {
 		s.log.ErrorContext(ctx, "damaged chunk not condemned", "chunk", e.Want, "pack", loc.Pack, "off", loc.Off, "error", err)

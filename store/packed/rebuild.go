@@ -23,8 +23,10 @@ func (s *Store) Rebuild(ctx context.Context, report func(Problem)) (RebuildStats
 	defer s.upkeep.Unlock()
 	s.commits.Lock()
 	defer s.commits.Unlock()
-	if err := s.liftAllLocked(ctx); err != nil {
-		return RebuildStats{}, fmt.Errorf("rebuild chunk index: %w", err)
+	if !s.cfg.ReadOnly {
+		if err := s.liftAllLocked(ctx); err != nil {
+			return RebuildStats{}, fmt.Errorf("rebuild chunk index: %w", err)
+		}
 	}
 	s.rebuilding.Lock()
 	defer s.rebuilding.Unlock()

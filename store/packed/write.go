@@ -45,6 +45,9 @@ func (s *Store) Write(ctx context.Context, fn func(context.Context, store.Putter
 // packs in the order they were filled; the committer makes full packs durable
 // while the packer fills the next.
 func (s *Store) WriteStats(ctx context.Context, fn func(context.Context, store.Putter) error) (Stats, error) {
+	if err := s.writable("write chunks"); err != nil {
+		return Stats{}, err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stages when fn panics
 	g, ctx := errgroup.WithContext(ctx)
