@@ -61,6 +61,13 @@ type Request struct {
 	Platform image.Platform // zero: as oci.Open chooses
 	// Credentials are for the registry of a registry:// source.
 	Credentials oci.Credentials
+	// Content is where the image Digest was pushed to. It is the source then, and
+	// Source is what messages call it.
+	Content oci.Content
+	Digest  chunk.Digest
+	// Doubted says that an earlier conversion of the source did not end well.
+	// Without a Name nothing else does.
+	Doubted bool
 }
 
 // Event tells how far one layer is, or Spooled.
@@ -100,10 +107,21 @@ func (e *InputError) Error() string { return e.Err.Error() }
 // Unwrap returns what is wrong with the source.
 func (e *InputError) Unwrap() error { return e.Err }
 
-// inputError blames the source, unless the caller has gone or a registry did not
-// answer, which may be another day.
+// LayerError says which layer an error is about; its text is the error's.
+type LayerError struct {
+	Layer chunk.Digest
+	Err   error
+}
+
+func (e *LayerError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what is wrong with the layer, or with reading it.
+func (e *LayerError) Unwrap() error { return e.Err }
+
+// inputError blames the source, unless the caller has gone or a registry or the
+// store's own bucket did not answer, which may be another day.
 func inputError(ctx context.Context, err error) error {
-	if ctx.Err() != nil || errors.Is(err, oci.ErrUnavailable) {
+	if ctx.Err() != nil || errors.Is(err, oci.ErrUnavailable) || errors.Is(err, oci.ErrContent) {
 		return err
 	}
 	return &InputError{err}
@@ -115,13 +133,15 @@ func inputError(ctx context.Context, err error) error {
 // same source gives the same image id, whatever the store holds already.
 // Errors: *InputError, oci.ErrUnavailable, ctx's, and those of the store.
 func Convert(ctx context.Context, cfg Config, req Request) (*Result, error) {
-	if err := oci.CheckSource(req.Source); err != nil {
-		return nil, &InputError{err} // before the source stands in a message or record
+	if req.Content == nil {
+		if err := oci.CheckSource(req.Source); err != nil {
+			return nil, &InputError{err} // before the source stands in a message or record
+		}
 	}
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("convert %s: %w", req.Source, err)
 	}
-	c := &conversion{cfg: cfg.withDefaults(), req: req}
+	c := &conversion{cfg: cfg.withDefaults(), req: req, doubted: req.Doubted}
 	if err := c.convert(ctx); err != nil {
 		return nil, fmt.Errorf("convert %s: %w", req.Source, err)
 	}
@@ -183,10 +203,7 @@ type conversion struct {
 // journal and index in Store.Write, then layer records, bootstrap, image
 // statement, name statement. Whatever a crash leaves is referred to by nothing.
 func (c *conversion) run(ctx context.Context) error {
-	im, err := oci.Open(ctx, c.req.Source, oci.Config{
-		Platform: c.req.Platform, Credentials: c.req.Credentials, TmpDir: c.cfg.TmpDir, Limits: c.cfg.Limits.Layer,
-		Spooled: func(read, size, plain int64) { c.progress(Event{Read: read, Size: size, Spooled: plain}) },
-	})
+	im, err := c.open(ctx)
 	if err != nil {
 		return inputError(ctx, err)
 	}
@@ -212,6 +229,17 @@ func (c *conversion) run(ctx context.Context) error {
 	return c.name(ctx)
 }
 
+func (c *conversion) open(ctx context.Context) (*oci.Image, error) {
+	cfg := oci.Config{
+		Platform: c.req.Platform, Credentials: c.req.Credentials, TmpDir: c.cfg.TmpDir, Limits: c.cfg.Limits.Layer,
+		Spooled: func(read, size, plain int64) { c.progress(Event{Read: read, Size: size, Spooled: plain}) },
+	}
+	if c.req.Content != nil {
+		return oci.OpenContent(ctx, c.req.Content, c.req.Digest, cfg)
+	}
+	return oci.Open(ctx, c.req.Source, cfg)
+}
+
 // maxWarnings bounds what is kept of them; an image can have one a file.
 const maxWarnings = 100
 
@@ -235,7 +263,8 @@ func (c *conversion) merge(recs []*image.LayerRecord) (*rafs.Tree, error) {
 	})
 	for i, rec := range recs {
 		if err := m.Apply(rec.Entries); err != nil {
-			return nil, &InputError{fmt.Errorf("apply layer %d of %d, %s: %w", i+1, len(recs), rec.Layer, err)}
+			err = fmt.Errorf("apply layer %d of %d, %s: %w", i+1, len(recs), rec.Layer, err)
+			return nil, &LayerError{rec.Layer, &InputError{err}}
 		}
 	}
 	return m.Tree(), nil

@@ -35,7 +35,9 @@ func (c *conversion) layers(ctx context.Context) ([]*image.LayerRecord, error) {
 		}
 		first[l.Digest] = i
 		g.Go(rescue.Func(func() (err error) {
-			recs[i], err = c.layer(gctx, i, c.charge(i, times[l.Digest]))
+			if recs[i], err = c.layer(gctx, i, c.charge(i, times[l.Digest])); err != nil {
+				err = &LayerError{l.Digest, err}
+			}
 			return err
 		}))
 	}
@@ -45,7 +47,7 @@ func (c *conversion) layers(ctx context.Context) ([]*image.LayerRecord, error) {
 	for i, l := range c.image.Layers {
 		recs[i] = recs[first[l.Digest]]
 		if err := c.compare(i, recs[i]); err != nil {
-			return nil, err
+			return nil, &LayerError{l.Digest, err}
 		}
 	}
 	return recs, nil

@@ -48,7 +48,7 @@ func (u *unpacker) run(ctx context.Context, r io.Reader) error {
 		}
 		last = "entry " + image.Quote(h.Name)
 		if err := u.add(ctx, s, h, data); err != nil {
-			return fmt.Errorf("%s: %w", last, err)
+			return &image.EntryError{Entry: h.Name, Err: err}
 		}
 	}
 	if err := drainZeros(r); err != nil {

@@ -186,10 +186,10 @@ func (a *archive) find(name string) (member, error) {
 	for range maxLinks {
 		m, ok := a.members[name]
 		if !ok && name != first {
-			return m, fmt.Errorf("member %s is a link to %s, which is not in the archive: %w", quoteName(first), quoteName(name), errNoBlob)
+			return m, fmt.Errorf("member %s is a link to %s, which is not in the archive: %w", quoteName(first), quoteName(name), ErrNoBlob)
 		}
 		if !ok {
-			return m, errNoBlob
+			return m, ErrNoBlob
 		}
 		switch m.typeflag {
 		case tar.TypeReg:

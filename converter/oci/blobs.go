@@ -9,8 +9,8 @@ import (
 	"quarry/store/chunk"
 )
 
-// errNoBlob says that the source does not have what was asked for.
-var errNoBlob = errors.New("blob is missing from the source")
+// ErrNoBlob says that a source does not have what was asked for.
+var ErrNoBlob = errors.New("blob is missing from the source")
 
 // kind tells documents from what they name: a registry keeps them apart.
 type kind string
@@ -25,7 +25,7 @@ type blobs interface {
 	// top describes the image or image index that the source's reference names.
 	top(ctx context.Context) (descriptor, error)
 	// open returns the bytes of a digest, unverified, and their number, or -1
-	// when the source does not tell. Errors: errNoBlob. ctx ends the reading too.
+	// when the source does not tell. Errors: ErrNoBlob. ctx ends the reading too.
 	open(ctx context.Context, k kind, d chunk.Digest) (io.ReadCloser, int64, error)
 	io.Closer
 }

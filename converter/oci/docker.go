@@ -87,9 +87,9 @@ func (a *dockerArchive) top(ctx context.Context) (descriptor, error) {
 func (a *dockerArchive) saved() ([]saved, error) {
 	r, size, err := a.file("manifest.json")
 	switch {
-	case errors.Is(err, errNoBlob) && a.has("oci-layout"):
+	case errors.Is(err, ErrNoBlob) && a.has("oci-layout"):
 		return nil, fmt.Errorf("%s has no manifest.json, but an OCI layout: open it as an oci-archive: source", a.name)
-	case errors.Is(err, errNoBlob) && a.has("repositories"):
+	case errors.Is(err, ErrNoBlob) && a.has("repositories"):
 		return nil, fmt.Errorf("%s has no manifest.json: it is of a docker before 1.10; load it and save it again with a current one", a.name)
 	case err != nil:
 		return nil, fmt.Errorf("%s is not an archive of docker save: manifest.json: %w", a.name, err)
@@ -263,7 +263,7 @@ func (a *dockerArchive) open(_ context.Context, _ kind, d chunk.Digest) (io.Read
 	}
 	l, ok := a.chosen.layers[d]
 	if !ok {
-		return nil, 0, errNoBlob
+		return nil, 0, ErrNoBlob
 	}
 	r := a.content(l.member)
 	if !l.compressed {

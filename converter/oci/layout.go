@@ -21,7 +21,7 @@ import (
 
 // files is what a layout consists of, by the names in it.
 type files interface {
-	// file returns a file and its size. Errors: errNoBlob.
+	// file returns a file and its size. Errors: ErrNoBlob.
 	file(name string) (io.ReadCloser, int64, error)
 	io.Closer
 }
@@ -91,7 +91,7 @@ var _ files = folder("")
 func (f folder) file(name string) (io.ReadCloser, int64, error) {
 	file, size, err := openRegular(filepath.Join(string(f), filepath.FromSlash(name)))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, 0, errNoBlob
+		return nil, 0, ErrNoBlob
 	}
 	if err != nil {
 		return nil, 0, err

@@ -160,7 +160,7 @@ func Open(ctx context.Context, src string, cfg Config) (*Image, error) {
 func (im *Image) LayerReader(ctx context.Context, i int) (io.ReadCloser, error) {
 	l := im.Layers[i]
 	r, size, err := im.blobs.open(ctx, kindBlob, l.Digest)
-	if errors.Is(err, errNoBlob) && !isDistributable(l.MediaType) {
+	if errors.Is(err, ErrNoBlob) && !isDistributable(l.MediaType) {
 		return nil, fmt.Errorf("layer %s of type %s is missing: its urls are never fetched, add the blob to the source", l.Digest, l.MediaType)
 	}
 	if err != nil {

@@ -149,7 +149,7 @@ func (r *registry) open(ctx context.Context, k kind, d chunk.Digest) (io.ReadClo
 }
 
 // get makes one request. Off is where the body shall begin and size where it
-// ends, -1 when that is not known. Errors: errNoBlob, *permanentError, and
+// ends, -1 when that is not known. Errors: ErrNoBlob, *permanentError, and
 // others, after which it is worth another try.
 func (r *registry) get(ctx context.Context, k kind, what string, off, size int64) (*http.Response, error) {
 	client, err := r.connect(ctx)
@@ -224,7 +224,7 @@ func (r *registry) pause(ctx context.Context, fails int, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.Is(err, errNoBlob) || errors.As(err, new(*permanentError)):
+	case errors.Is(err, ErrNoBlob) || errors.As(err, new(*permanentError)):
 		return err
 	case fails >= tries:
 		return fmt.Errorf("%w: tried %d times: %w", ErrUnavailable, fails, err)

@@ -136,7 +136,7 @@ func (r *registry) checkStatus(resp *http.Response, off int64) error {
 		}
 		return nil
 	case http.StatusNotFound:
-		return fmt.Errorf("%w: %w", errNoBlob, transport.CheckError(resp))
+		return fmt.Errorf("%w: %w", ErrNoBlob, transport.CheckError(resp))
 	case http.StatusUnauthorized, http.StatusForbidden:
 		return r.denied(transport.CheckError(resp))
 	}

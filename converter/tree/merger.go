@@ -189,7 +189,7 @@ func (m *Merger) apply(entries []image.Entry) error {
 }
 
 func (m *Merger) entryError(e *image.Entry, err error) error {
-	return fmt.Errorf("layer %d: entry %s: %w", m.layer, image.Quote(e.Name), err)
+	return fmt.Errorf("layer %d: %w", m.layer, &image.EntryError{Entry: e.Name, Err: err})
 }
 
 func (m *Merger) applyEntry(e *image.Entry) error {

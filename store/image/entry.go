@@ -45,6 +45,17 @@ type Entry struct {
 	Chunks    []chunk.Digest // TypeReg: chunk.Count(Size, S) digests
 }
 
+// EntryError says which entry of a layer an error is about.
+type EntryError struct {
+	Entry string // its name, as in Entry
+	Err   error
+}
+
+func (e *EntryError) Error() string { return "entry " + Quote(e.Entry) + ": " + e.Err.Error() }
+
+// Unwrap returns what is wrong with the entry.
+func (e *EntryError) Unwrap() error { return e.Err }
+
 // longestQuote is how much of a name a message shows. Every path that a program
 // can open is shown whole.
 const longestQuote = 4096
