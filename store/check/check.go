@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/opencontainers/go-digest"
+
 	"quarry/signer"
 	"quarry/store/bucket"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/image"
 	"quarry/store/packed"
+	"quarry/store/registry"
 )
 
 // Config says what to check.
@@ -29,7 +32,7 @@ type Config struct {
 
 // Problem is one thing that is wrong.
 type Problem struct {
-	Kind    string // constant: that of packed.Problem, or "object", "statement", "layer-record", "failure-record", "trace-record", "name", "chunk-missing", "unsigned", "unknown"
+	Kind    string // constant: that of packed.Problem, or "object", "statement", "layer-record", "failure-record", "trace-record", "job-record", "unconverted", "name", "chunk-missing", "unsigned", "unknown"
 	Object  string // key in the bucket
 	Offset  int64
 	Digest  chunk.Digest // of the chunk or object, zero when there is none
@@ -89,12 +92,12 @@ func Run(ctx context.Context, cfg Config, report func(Problem)) (Summary, error)
 	if err := cfg.Store.Check(ctx, packed.CheckConfig{Quick: cfg.Quick}, c.packProblem); err != nil {
 		return c.sum, err
 	}
-	for _, step := range []func(context.Context) error{c.images, c.layers, c.failures, c.traces} {
+	for _, step := range []func(context.Context) error{c.images, c.layers, c.failures, c.jobs, c.traces} {
 		if err := step(ctx); err != nil {
 			return c.sum, err
 		}
 	}
-	c.checkNames()
+	c.checkNames(ctx)
 	for _, p := range c.content {
 		if u := c.touched[p.Digest]; u != nil {
 			p.Images = u.list()
@@ -158,14 +161,11 @@ func (c *checker) damaged(kind, key string, err error, u users) error {
 
 // checkNames reports names that lead to no image, and name statements that do
 // not say what the journal says.
-func (c *checker) checkNames() {
+func (c *checker) checkNames(ctx context.Context) {
 	for _, n := range c.names {
 		if !c.sources[n.Source] {
 			c.sources[n.Source] = true // told for all its names
-			c.tell(Problem{
-				Kind: "name", Object: image.ImagesPrefix + n.Source.Hex(), Images: c.users(n.Source).list(),
-				Message: "the name's image has no statement; convert it again",
-			})
+			c.unconverted(ctx, n.Source)
 		}
 		u := nameUser(n)
 		if n.Statement == nil {
@@ -174,6 +174,20 @@ func (c *checker) checkNames() {
 			c.tell(Problem{Kind: "name", Object: "log/", Message: fmt.Sprintf("%v; convert the image again", err), Images: u.list()})
 		}
 	}
+}
+
+// unconverted tells of a named source without an image: a state when its manifest
+// is kept, since its image is made then when somebody asks for it.
+func (c *checker) unconverted(ctx context.Context, source chunk.Digest) {
+	p := Problem{
+		Kind: "name", Object: image.ImagesPrefix + source.Hex(), Images: c.users(source).list(),
+		Message: "the name's image has no statement; convert it again",
+	}
+	if _, err := c.cfg.Bucket.Stat(ctx, registry.ContentKey(digest.Digest(source.String()))); err == nil {
+		p.Kind, p.Note = "unconverted", true
+		p.Message = "it was pushed, and its conversion waits, failed, or has nothing to convert: quarry images show says which"
+	}
+	c.tell(p)
 }
 
 // unsigned tells of what has no signature, where it should have one.

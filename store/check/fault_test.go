@@ -177,8 +177,8 @@ func TestNamesThatLeadNowhereAreToldInOrder(t *testing.T) {
 	if diff := cmp.Diff(got, want); diff != "" {
 		t.Errorf("names (-got +want):\n%s", diff)
 	}
-	if lists != 5 {
-		t.Errorf("%d listings, want images, signatures of the one image, layers, failures, traces", lists)
+	if lists != 6 {
+		t.Errorf("%d listings, want images, signatures of the one image, layers, failures, jobs, traces", lists)
 	}
 }
 

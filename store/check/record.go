@@ -7,6 +7,7 @@ import (
 
 	"quarry/store/bucket"
 	"quarry/store/image"
+	"quarry/store/jobs"
 	"quarry/store/trace"
 )
 
@@ -23,6 +24,27 @@ func (c *checker) failures(ctx context.Context) error {
 // traces checks the records of runs.
 func (c *checker) traces(ctx context.Context) error {
 	return c.records(ctx, trace.Prefix, Problem{Kind: "trace-record", Message: "removed: it is a hint alone"}, c.trace)
+}
+
+// jobs checks the records of conversions.
+func (c *checker) jobs(ctx context.Context) error {
+	return c.records(ctx, jobs.Prefix, Problem{Kind: "job-record", Message: "removed: push the image again, or ask for it"}, c.job)
+}
+
+// job returns what is wrong with a job record. One of another version is unknown.
+func (c *checker) job(ctx context.Context, key string) (bad, err error) {
+	raw, bad, err := c.record(ctx, key, jobs.MaxRecord)
+	if raw == nil {
+		return bad, err
+	}
+	r, err := jobs.Decode(raw)
+	switch {
+	case errors.Is(err, jobs.ErrVersion):
+		return nil, nil
+	case err == nil && jobs.Key(r.ID()) != key:
+		err = fmt.Errorf("it is the record of job %s", r.ID())
+	}
+	return err, nil
 }
 
 // records removes and reports the objects below prefix that are no records: what

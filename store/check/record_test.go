@@ -1,16 +1,23 @@
 package check_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/opencontainers/go-digest"
+
 	"quarry/signer"
 	"quarry/store/bucket/buckettest"
+	"quarry/store/catalog"
+	"quarry/store/check"
 	"quarry/store/chunk"
 	"quarry/store/image"
+	"quarry/store/jobs"
+	"quarry/store/registry"
 	"quarry/store/trace"
 )
 
@@ -100,6 +107,53 @@ func TestATraceRecordThatIsNoneIsRemoved(t *testing.T) {
 		if found, _ := w.run(t); len(found) > 0 {
 			t.Errorf("%s: found %+v after it was removed", name, found)
 		}
+	}
+}
+
+func TestAJobRecordThatIsNoneIsRemoved(t *testing.T) {
+	w := newWorld(t)
+	r := jobs.Record{Source: chunk.Sum([]byte("source")), Names: []jobs.Name{{Repo: "a", Tag: "b"}}, State: jobs.Queued, Created: time.Unix(1e9, 0)}
+	good, err := jobs.Encode(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := jobs.Key(r.ID())
+	buckettest.Put(t, w.bucket, key, good)
+	buckettest.Put(t, w.bucket, jobs.Prefix+"x", bytes.Replace(good, []byte(`"version":1`), []byte(`"version":2`), 1))
+	if found, _ := w.run(t); len(found) > 0 {
+		t.Fatalf("found %+v, and one record is good, one of a later quarry", found)
+	}
+	for name, c := range map[string]struct{ key, body string }{
+		"empty":            {key, ""},
+		"another job's":    {jobs.Key(jobs.ID(r.Source, "linux/amd64")), string(good)},
+		"longer than most": {key, strings.Repeat("x", jobs.MaxRecord+1)},
+	} {
+		buckettest.Put(t, w.bucket, c.key, []byte(c.body))
+		found, _ := w.run(t)
+		if len(found) != 1 || found[0].Kind != "job-record" || found[0].Object != c.key || found[0].Note {
+			t.Errorf("%s: found %+v, want %s", name, found, c.key)
+		}
+		if found, _ := w.run(t); len(found) > 0 {
+			t.Errorf("%s: found %+v after it was removed", name, found)
+		}
+	}
+}
+
+// A name whose image is still to be made is no damage: its manifest is kept.
+func TestAPushedNameWithoutAnImageIsAState(t *testing.T) {
+	w := newWorld(t)
+	manifest := []byte("{}")
+	source := chunk.Sum(manifest)
+	if err := w.Catalog.SetName(t.Context(), catalog.Name{Repo: "new", Tag: "v1", Source: source, Serial: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if found, _ := w.run(t); len(found) == 0 || found[0].Note {
+		t.Errorf("without a manifest: %+v", found)
+	}
+	buckettest.Put(t, w.bucket, registry.ContentKey(digest.Digest(source.String())), manifest)
+	found, _ := w.run(t)
+	if i := slices.IndexFunc(found, func(p check.Problem) bool { return p.Kind == "unconverted" }); i < 0 || !found[i].Note {
+		t.Errorf("with one: %+v", found)
 	}
 }
 
