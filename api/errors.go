@@ -12,6 +12,7 @@ import (
 	"quarry/store/bucket"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
+	"quarry/store/jobs"
 )
 
 // Who has to act on an error.
@@ -72,6 +73,7 @@ var (
 	ErrImageFailed     = errors.New("image conversion failed")
 	ErrSource          = errors.New("source is out of reach")
 	ErrPending         = errors.New("image is not ready")
+	ErrConverting      = errors.New("image is being converted")
 	ErrUnsigned        = errors.New("image is not signed yet")
 	ErrLeaseUnknown    = errors.New("lease not found")
 	ErrLeasesFull      = errors.New("too many leases")
@@ -112,6 +114,10 @@ var errorTable = []errorRow{
 	{ErrImageFailed, http.StatusUnprocessableEntity, "image_failed", false, BlameUser},
 	{ErrSource, http.StatusBadGateway, "source_unavailable", true, BlameInfra},
 	{ErrPending, http.StatusAccepted, StatusPending, true, BlameInfra},
+	{ErrConverting, http.StatusAccepted, StatusConverting, true, BlameInfra},
+	{jobs.ErrFull, http.StatusTooManyRequests, "queue_full", true, BlameInfra},
+	{jobs.ErrWatchers, http.StatusServiceUnavailable, "too_many_watchers", true, BlameInfra},
+	{jobs.ErrUnknown, http.StatusNotFound, "job_unknown", false, BlameUser},
 	{ErrUnsigned, http.StatusAccepted, StatusUnsigned, true, BlameInfra},
 	{ErrLeaseUnknown, http.StatusNotFound, "lease_unknown", false, BlameUser},
 	{ErrLeasesFull, http.StatusTooManyRequests, "leases_full", true, BlameInfra},

@@ -23,6 +23,7 @@ import (
 	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/image"
+	"quarry/store/jobs"
 	"quarry/store/packed"
 )
 
@@ -60,9 +61,11 @@ type Config struct {
 	Stats   func(context.Context) (StoreStats, error)
 	// Ready returns why the store cannot serve now; nil func means always ready.
 	Ready func(context.Context) error
-	// Job tells about a source that has no image statement: an error that is
-	// ErrPending or ErrImageFailed, or nil when no job is known.
-	Job func(ctx context.Context, source chunk.Digest, p image.Platform) error
+	// Job tells about a source that ref names and that has no image statement for p:
+	// an error such as JobError makes, or nil when no job is known.
+	Job func(ctx context.Context, ref image.Ref, source chunk.Digest, p image.Platform) error
+	// Jobs is the queue of conversions. nil: none are offered.
+	Jobs *jobs.Queue
 
 	Registry *prometheus.Registry // for the handler's metrics and /metrics; nil = a new one
 	Log      *slog.Logger         // nil = discard
@@ -100,9 +103,12 @@ type shared struct {
 	requests atomic.Uint64
 	sent     atomic.Uint64
 
-	mu       sync.Mutex // guards the two below
+	mu       sync.Mutex // guards what is below
 	inFlight int
 	lastEnd  time.Time
+	streams  map[int]func() // end the streams that would not end by themselves
+	nth      int            // of a stream
+	closing  bool           // a server was told to end
 }
 
 // NewHandler returns a handler of cfg.
@@ -251,6 +257,12 @@ func (h *Handler) serve(w *response, r *http.Request, rt route) error {
 		return writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 	case opReady:
 		return h.serveReady(ctx, w)
+	case opJobs:
+		return h.serveJobs(w, rt)
+	case opJob:
+		return h.serveJob(w, rt)
+	case opJobEvents, opJobsEvents:
+		return h.serveJobEvents(ctx, w, rt)
 	case opStats:
 		return h.serveStats(ctx, w)
 	}
@@ -272,7 +284,11 @@ func (h *Handler) writeError(w *response, err error, id string) {
 		w.Header()["Allow"] = allow
 	}
 	if e.Status == http.StatusAccepted {
-		_ = writeJSON(w, e.Status, Image{Status: e.Code}) // the client is gone if it fails
+		doc := Image{Status: e.Code}
+		if ids := e.Details["job"]; len(ids) == 1 {
+			doc.Job = ids[0]
+		}
+		_ = writeJSON(w, e.Status, doc) // the client is gone if it fails
 		return
 	}
 	_ = writeJSON(w, e.Status, errorBody{e})

@@ -109,7 +109,7 @@ func TestImagesThatAreNotThereAreTypedErrors(t *testing.T) {
 	img := w.Publish(t, "a/b:v1", 1, 1)
 	w.Publish(t, "a/b:v2", 1, 2)
 	pending, failed := chunk.Sum([]byte("pending")), chunk.Sum([]byte("failed"))
-	srv, _ := w.Serve(t, jobs(pending, failed))
+	srv, _ := w.Serve(t, twoJobs(pending, failed))
 	get := func(ref string) answer { return ask(t, "GET", srv.URL+"/v1/images/"+ref, "") }
 
 	wantError(t, get("a/nothing:v1"), 404, "repo_unknown")
@@ -488,10 +488,10 @@ func TestLeasesAreBounded(t *testing.T) {
 	wantError(t, put("x", strings.Repeat(" ", 1<<20)), 413, "too_large")
 }
 
-// jobs has one source's conversion go on and another's have failed.
-func jobs(pending, failed chunk.Digest) func(*api.Config) {
+// twoJobs has one source's conversion go on and another's have failed.
+func twoJobs(pending, failed chunk.Digest) func(*api.Config) {
 	return func(c *api.Config) {
-		c.Job = func(_ context.Context, source chunk.Digest, _ image.Platform) error {
+		c.Job = func(_ context.Context, _ image.Ref, source chunk.Digest, _ image.Platform) error {
 			switch source {
 			case pending:
 				return api.ErrPending

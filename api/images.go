@@ -168,6 +168,11 @@ func (h *Handler) choosePlatform(ctx context.Context, rt route, source chunk.Dig
 	if len(have) == 0 {
 		return image.Platform{}, h.notConverted(ctx, rt, source)
 	}
+	if want != nil && h.cfg.Job != nil {
+		if err := h.cfg.Job(ctx, rt.ref, source, *want); err != nil {
+			return image.Platform{}, err
+		}
+	}
 	names := make([]string, len(have))
 	for i, p := range have {
 		names[i] = p.String()
@@ -187,7 +192,7 @@ func (h *Handler) notConverted(ctx context.Context, rt route, source chunk.Diges
 		if rt.platform != nil {
 			p = *rt.platform
 		}
-		if err := h.cfg.Job(ctx, source, p); err != nil {
+		if err := h.cfg.Job(ctx, rt.ref, source, p); err != nil {
 			return err
 		}
 	}

@@ -117,11 +117,11 @@ func (h *Handler) stream(ctx context.Context, w *response, job func(*eventStream
 	if err != nil {
 		e := toError(err)
 		e.RequestID = w.Header().Get(HeaderRequestID)
-		s.send(Event{Type: EventError, Error: e})
 		h.log.WarnContext(ctx, "job ended with an error", "request_id", e.RequestID, "error", err)
 		if p, ok := errors.AsType[*rescue.Panic](err); ok {
 			h.log.ErrorContext(ctx, "panic in a job: please report it", "request_id", e.RequestID, "panic", p.Value, "stack", string(p.Stack))
 		}
+		s.send(Event{Type: EventError, Error: e})
 		w.status = e.Status // for the metrics: the client was sent 200 before
 		return s.err
 	}

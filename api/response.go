@@ -92,13 +92,16 @@ func (w *response) setReadDeadline(t time.Time) {
 // holding connections. Answers have no overall time limit, because a big one
 // may take long; the handler bounds each write instead.
 func NewServer(h *Handler) *http.Server {
-	return &http.Server{
+	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    32 << 10,
 		ErrorLog:          slog.NewLogLogger(h.log.Handler(), slog.LevelWarn),
 	}
+	// Streams of events have no end of their own that Shutdown could wait for.
+	srv.RegisterOnShutdown(h.endStreams)
+	return srv
 }
 
 // strictJSON decodes one JSON document without unknown fields or trailing data.

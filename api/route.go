@@ -10,6 +10,7 @@ import (
 
 	"quarry/store/chunk"
 	"quarry/store/image"
+	"quarry/store/jobs"
 )
 
 // maxTarget bounds the path and the query of a request: a reference is at most
@@ -45,6 +46,10 @@ const (
 	opMetrics
 	opHealth
 	opReady
+	opJobs
+	opJob
+	opJobEvents
+	opJobsEvents
 )
 
 // route is a parsed request line. Which fields are set depends on op.
@@ -58,6 +63,8 @@ type route struct {
 	after    string
 	limit    int
 	quick    bool
+	job      string
+	jobs     jobs.Filter
 }
 
 // routeRow is one row of the table of routes. A path that ends in '/' is a
@@ -75,6 +82,9 @@ var routeTable = []routeRow{
 	{path: "/v1/images", methods: get(opImages), query: []string{"after", "limit"}, name: "images"},
 	{path: "/v1/images/", methods: map[string]op{"GET": opImage, "DELETE": opImageDelete, "POST": opTrace},
 		arg: (*route).setImage, query: []string{"platform"}, name: "image"},
+	{path: "/v1/jobs", methods: get(opJobs), query: []string{"after", "limit", "state", "repo", "source"}, name: "jobs"},
+	{path: "/v1/jobs/events", methods: get(opJobsEvents), name: "jobs_events"},
+	{path: "/v1/jobs/", methods: get(opJob), arg: (*route).setJob, name: "job"},
 	{path: "/v1/start/", methods: get(opStart), arg: (*route).setRef, query: []string{"platform", "have"}, name: "start"},
 	{path: "/v1/bootstraps/", methods: get(opBootstrap), arg: (*route).setDigest, name: "bootstrap"},
 	{path: "/v1/configs/", methods: get(opConfig), arg: (*route).setDigest, name: "config"},
@@ -196,6 +206,19 @@ func (rt *route) setImage(s string) (err error) {
 	return rt.setHex(id)
 }
 
+// setJob reads <job id>, or <job id>/events.
+func (rt *route) setJob(s string) (err error) {
+	id, events := strings.CutSuffix(s, "/events")
+	if events {
+		rt.op = opJobEvents
+	}
+	if _, err := chunk.ParseHex(id); err != nil {
+		return fmt.Errorf("job id: %w", err)
+	}
+	rt.job = id
+	return nil
+}
+
 func (rt *route) setDigest(s string) (err error) {
 	rt.digest, err = chunk.Parse(s)
 	return err
@@ -261,6 +284,18 @@ func (rt *route) setParam(name, value string) error {
 			return fmt.Errorf("%q: want a number from 1 to %d", value, MaxNames)
 		}
 		rt.limit = n
+	case "state":
+		rt.jobs.State = jobs.State(value)
+		if !slices.Contains([]jobs.State{jobs.Queued, jobs.Running, jobs.Done, jobs.Failed}, rt.jobs.State) {
+			return fmt.Errorf("%q: want queued, running, done or failed", value)
+		}
+	case "repo":
+		rt.jobs.Repo = value
+		return image.ValidateRepo(value)
+	case "source":
+		d, err := chunk.Parse(value)
+		rt.jobs.Source = d
+		return err
 	case "quick":
 		quick, err := strconv.ParseBool(value)
 		if err != nil {

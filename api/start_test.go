@@ -85,7 +85,7 @@ func TestAStartFailsAsTheImageDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	pending, failed := chunk.Sum([]byte("pending")), chunk.Sum([]byte("failed"))
-	srv, _ := w.Serve(t, jobs(pending, failed))
+	srv, _ := w.Serve(t, twoJobs(pending, failed))
 	for _, ref := range []string{
 		"a/nothing:v1", "a/b", "a/b@" + chunk.Sum(nil).String(), "a/b:v1?platform=plan9/mips", "a/b@" + failed.String(),
 		"a/b@" + pending.String(), "a/unsigned:v1", "a/b:v1?limit=1",

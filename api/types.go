@@ -46,17 +46,19 @@ const (
 
 // States of an image in an answer of GET /v1/images/<ref>.
 const (
-	StatusReady    = "ready"
-	StatusPending  = "pending"
-	StatusUnsigned = "unsigned"
+	StatusReady      = "ready"
+	StatusPending    = "pending"    // its conversion waits for its turn
+	StatusConverting = "converting" // it is under way
+	StatusUnsigned   = "unsigned"
 )
 
 // Image answers GET /v1/images/<ref>. The envelopes are untrusted until
 // signer.Open has verified them.
 type Image struct {
 	Status string          `json:"status"`
-	Name   json.RawMessage `json:"name"`  // DSSE envelope of the name statement, null when asked by digest or unsigned
-	Image  json.RawMessage `json:"image"` // DSSE envelope of the image statement, null unless ready
+	Name   json.RawMessage `json:"name"`          // DSSE envelope of the name statement, null when asked by digest or unsigned
+	Image  json.RawMessage `json:"image"`         // DSSE envelope of the image statement, null unless ready
+	Job    string          `json:"job,omitempty"` // id of the conversion that makes it ready
 	// Failure is there when the image was asked for by tag and the newest
 	// conversion of the tag did not end well; the image is an older one then.
 	Failure *image.Failure `json:"failure,omitempty"`

@@ -354,10 +354,19 @@ func decodeError(status int, text []byte) *api.Error {
 			return nil
 		}
 		message := "image is " + img.Status + ": ask again later"
-		if img.Status == api.StatusUnsigned {
+		switch img.Status {
+		case api.StatusPending:
+			message = "image is pending: its conversion waits for its turn, ask again later"
+		case api.StatusConverting:
+			message = "image is being converted: ask again later"
+		case api.StatusUnsigned:
 			message = "image is unsigned: sign it, or convert it again with a signing key (quarry serve without --no-sign)"
 		}
-		return &api.Error{Code: img.Status, Message: message, Retryable: true, Blame: api.BlameInfra}
+		e := &api.Error{Code: img.Status, Message: message, Retryable: true, Blame: api.BlameInfra}
+		if img.Job != "" {
+			e.Details = map[string][]string{"job": {img.Job}}
+		}
+		return e
 	}
 	var doc struct {
 		Error *api.Error `json:"error"`
