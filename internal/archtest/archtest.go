@@ -143,7 +143,7 @@ func (f *goFile) checkArrows() (found []Finding) {
 			found = append(found, f.found(pos, "arrow", "%s may not import %s: imports point down the table in internal/archtest/table.go", f.pkg, ours))
 		}
 		for theirs, owner := range onlyIn {
-			if within(p, theirs) && f.pkg != owner {
+			if within(p, theirs) && !within(f.pkg, owner) {
 				found = append(found, f.found(pos, "arrow", "only %s imports %s", owner, theirs))
 			}
 		}

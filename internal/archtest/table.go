@@ -41,6 +41,7 @@ var arrows = map[string][]string{
 	"store/mem":        {"store", "store/chunk"},
 	"store/bucket/dir": {"store/bucket", "internal/durable"},
 	"store/bucket/mem": {"store/bucket"},
+	"store/bucket/s3":  {"store/bucket"},
 	"chunkindex":       {"store/chunk", "store/pack"},
 
 	// Stores and devices.
@@ -66,7 +67,7 @@ var arrows = map[string][]string{
 	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "worker/folder", "worker/timeline"},
 
 	// Programs.
-	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/packed", "store/writer",
+	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/s3", "store/packed", "store/writer",
 		"internal/proc", "store/cache", "store/check", "api", "api/client", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
 
@@ -78,6 +79,7 @@ var arrows = map[string][]string{
 	"internal/storm":          {},
 	"internal/testimage":      {},
 	"store/bucket/buckettest": {"store/bucket"},
+	"store/bucket/s3/s3test":  {"internal/need"},
 	"store/storetest":         {"store", "store/chunk"},
 	"api/apitest":             join(ground, formats, "api", "store/packed", "store/bucket/mem", "chunkindex"),
 	"e2e/lab":                 {"rafs"},
@@ -93,8 +95,9 @@ var arrows = map[string][]string{
 	"e2e/corpus/measure":      {"api", "chunkindex", "converter/layer", "converter/oci", "converter/tree", "rafs", "store", "store/chunk", "store/image", "store/pack"},
 }
 
-// onlyIn says which package alone may import a module of others.
+// onlyIn says which package, with those below it, alone may import a module of others.
 var onlyIn = map[string]string{
+	"github.com/aws":                         "store/bucket/s3",
 	"github.com/cockroachdb/pebble":          "chunkindex",
 	"github.com/google/go-containerregistry": "converter/oci",
 }
