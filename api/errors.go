@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"quarry/api/access"
 	"quarry/store"
 	"quarry/store/bucket"
 	"quarry/store/catalog"
@@ -106,6 +107,10 @@ var errorTable = []errorRow{
 	{ErrTooLarge, http.StatusRequestEntityTooLarge, "too_large", false, BlameUser},
 	{ErrTooManyDigests, http.StatusRequestEntityTooLarge, "too_many_digests", false, BlameUser},
 	{ErrRange, http.StatusRequestedRangeNotSatisfiable, "range_not_satisfiable", false, BlameUser},
+	{access.ErrForm, http.StatusBadRequest, "bad_token_request", false, BlameUser},
+	{access.ErrUnauthenticated, http.StatusUnauthorized, "unauthorized", false, BlameUser},
+	{access.ErrForbidden, http.StatusForbidden, "forbidden", false, BlameUser},
+	{access.ErrUnavailable, http.StatusServiceUnavailable, "tokens_unreadable", true, BlameInfra},
 	{ErrBusy, http.StatusServiceUnavailable, "busy", true, BlameInfra},
 	{ErrRepoUnknown, http.StatusNotFound, "repo_unknown", false, BlameUser},
 	{ErrTagUnknown, http.StatusNotFound, "tag_unknown", false, BlameUser},
@@ -160,6 +165,12 @@ func toError(err error) *Error {
 	var d *detailedError
 	if errors.As(err, &d) {
 		e.Details = d.details
+	}
+	if ref, ok := errors.AsType[*access.Refusal](err); ok && ref.Need != access.Any {
+		e.Details = map[string][]string{"need": {string(ref.Need)}}
+		if ref.Repo != "" {
+			e.Details["repository"] = []string{ref.Repo}
+		}
 	}
 	corrupt, damaged := asCorrupt(err), errors.Is(err, bucket.ErrDamaged)
 	for _, r := range errorTable {

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"quarry/api/access"
 	"quarry/store"
 	"quarry/store/bucket"
 	"quarry/store/catalog"
@@ -51,9 +52,18 @@ type Config struct {
 	Chunks Chunks
 	Names  Names
 	Bucket bucket.Bucket
-	// Local offers the convert and admin routes as well. Only for a listener
-	// that nobody but the owner of the data folder can reach.
+	// Local offers the convert and admin routes as well, and asks for no token. Only
+	// for a listener that nobody but the owner of the data folder can reach.
 	Local bool
+
+	// Authorize holds a request against what it needs; nil: everybody may read, and
+	// nobody may do more. Covered says which repositories it may see in lists.
+	// Token answers the token flow of registries.
+	Authorize func(r *http.Request, need access.Scope, repo string) error
+	Covered   func(r *http.Request, need access.Scope) (func(repo string) bool, error)
+	Token     func(w http.ResponseWriter, r *http.Request) error
+	// MetricsOpen serves /metrics to whoever has no token, too.
+	MetricsOpen bool
 
 	Convert func(context.Context, ConvertRequest, func(Progress)) (ConvertResult, error)
 	Check   func(context.Context, CheckRequest, func(Problem)) (CheckSummary, error)
@@ -199,9 +209,12 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	rt, row, err := parse(r.Method, r.URL.EscapedPath(), r.URL.RawQuery)
 	if row != nil {
 		name = row.name
-		if row.local && !h.local {
-			err = fmt.Errorf("%w: %s is served on the local socket only", ErrNoRoute, row.path)
+		if why := h.closed(rt, row); why != nil {
+			err = why
 		}
+	}
+	if err == nil {
+		err = h.authorize(r, rt)
 	}
 	if err == nil {
 		err = h.serve(w, r, rt)
@@ -225,13 +238,10 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 
 // serve answers one parsed request, or returns why it cannot.
 func (h *Handler) serve(w *response, r *http.Request, rt route) error {
-	if !h.local && rt.op == opImageDelete {
-		return fmt.Errorf("%w: names are deleted on the local socket only", ErrNoRoute)
-	}
 	ctx := r.Context()
 	switch rt.op {
 	case opImages:
-		return h.serveNames(w, rt)
+		return h.serveNames(w, r, rt)
 	case opImage:
 		return h.serveImage(ctx, w, rt)
 	case opImageDelete:
@@ -258,13 +268,15 @@ func (h *Handler) serve(w *response, r *http.Request, rt route) error {
 	case opReady:
 		return h.serveReady(ctx, w)
 	case opJobs:
-		return h.serveJobs(w, rt)
+		return h.serveJobs(w, r, rt)
 	case opJob:
-		return h.serveJob(w, rt)
+		return h.serveJob(w, r, rt)
 	case opJobEvents, opJobsEvents:
-		return h.serveJobEvents(ctx, w, rt)
+		return h.serveJobEvents(ctx, w, r, rt)
 	case opStats:
 		return h.serveStats(ctx, w)
+	case opToken:
+		return h.serveToken(ctx, w, r)
 	}
 	return h.serveLocal(ctx, w, r, rt)
 }
@@ -282,6 +294,9 @@ func (h *Handler) writeError(w *response, err error, id string) {
 	}
 	if allow, ok := e.Details["allow"]; ok {
 		w.Header()["Allow"] = allow
+	}
+	if ref, ok := errors.AsType[*access.Refusal](err); ok && len(ref.Challenges) > 0 {
+		w.Header()["Www-Authenticate"] = ref.Challenges
 	}
 	if e.Status == http.StatusAccepted {
 		doc := Image{Status: e.Code}

@@ -26,10 +26,14 @@ const maxReplaced = 4
 // maxSigKeys bounds the signature objects looked at, the unusable included.
 const maxSigKeys = 256
 
-func (h *Handler) serveNames(w *response, rt route) error {
+func (h *Handler) serveNames(w *response, r *http.Request, rt route) error {
+	visible, err := h.visible(r)
+	if err != nil {
+		return err
+	}
 	page := NamesPage{Names: []NameInfo{}}
 	for _, n := range h.cfg.Names.Names() {
-		if rt.after != "" && compareName(n, rt.after) <= 0 {
+		if rt.after != "" && compareName(n, rt.after) <= 0 || !visible(n.Repo) {
 			continue
 		}
 		if len(page.Names) == rt.limit {

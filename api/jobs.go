@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"quarry/store/chunk"
@@ -103,8 +104,19 @@ func (h *Handler) queue() (*jobs.Queue, error) {
 	return h.cfg.Jobs, nil
 }
 
-func (h *Handler) serveJobs(w *response, rt route) error {
+// seen is a status as far as it is about repositories that the caller may see; false
+// when none is.
+func seen(st jobs.Status, visible func(repo string) bool) (jobs.Status, bool) {
+	st.Names = slices.DeleteFunc(slices.Clone(st.Names), func(n jobs.Name) bool { return !visible(n.Repo) })
+	return st, len(st.Names) > 0
+}
+
+func (h *Handler) serveJobs(w *response, r *http.Request, rt route) error {
 	q, err := h.queue()
+	if err != nil {
+		return err
+	}
+	visible, err := h.visible(r)
 	if err != nil {
 		return err
 	}
@@ -113,21 +125,39 @@ func (h *Handler) serveJobs(w *response, rt route) error {
 	list, next := q.List(f)
 	page := JobsPage{Jobs: []Job{}, Next: next}
 	for _, st := range list {
-		page.Jobs = append(page.Jobs, jobOf(st))
+		if st, ok := seen(st, visible); ok {
+			page.Jobs = append(page.Jobs, jobOf(st))
+		}
 	}
 	return writeJSON(w, http.StatusOK, page)
 }
 
-func (h *Handler) serveJob(w *response, rt route) error {
-	q, err := h.queue()
-	if err != nil {
-		return err
-	}
-	st, err := q.Job(rt.job)
+func (h *Handler) serveJob(w *response, r *http.Request, rt route) error {
+	st, _, err := h.visibleJob(r, rt.job)
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, jobOf(st))
+}
+
+// visibleJob returns a job of which the caller may see some name; another one is not
+// there for him. id "" is no job, and none is looked for.
+func (h *Handler) visibleJob(r *http.Request, id string) (st jobs.Status, visible func(repo string) bool, err error) {
+	q, err := h.queue()
+	if err != nil {
+		return st, nil, err
+	}
+	if visible, err = h.visible(r); err != nil || id == "" {
+		return st, visible, err
+	}
+	if st, err = q.Job(id); err != nil {
+		return st, nil, err
+	}
+	st, ok := seen(st, visible)
+	if !ok {
+		return st, nil, fmt.Errorf("%w: %s", jobs.ErrUnknown, id)
+	}
+	return st, visible, nil
 }
 
 // eventsPause is what lies between two events of a stream, so that a busy queue
@@ -138,12 +168,12 @@ const eventsPause = 100 * time.Millisecond
 // serveJobEvents sends what changes, of one job until it has ended, of all until
 // the client goes. An event says all of its job, so none is needed to understand
 // another, and a client that comes again misses nothing.
-func (h *Handler) serveJobEvents(ctx context.Context, w *response, rt route) error {
-	q, err := h.queue()
+func (h *Handler) serveJobEvents(ctx context.Context, w *response, r *http.Request, rt route) error {
+	_, visible, err := h.visibleJob(r, rt.job)
 	if err != nil {
 		return err
 	}
-	watch, err := q.Watch(rt.job)
+	watch, err := h.cfg.Jobs.Watch(rt.job)
 	if err != nil {
 		return err
 	}
@@ -162,7 +192,9 @@ func (h *Handler) serveJobEvents(ctx context.Context, w *response, rt route) err
 		case errors.Is(err, errClosing):
 			return nil
 		case err == nil:
-			err = sendJob(w, jobOf(st))
+			if shown, ok := seen(st, visible); ok {
+				err = sendJob(w, jobOf(shown))
+			}
 		}
 		if err != nil {
 			return err

@@ -66,6 +66,9 @@ func (h *Handler) serveConvert(ctx context.Context, w *response, r *http.Request
 	if req.Source == "" || req.Name == "" {
 		return fmt.Errorf("%w: source and name are needed", ErrBadRequest)
 	}
+	if err := h.remoteSource(req.Source); err != nil {
+		return err
+	}
 	return h.stream(ctx, w, func(s *eventStream) (any, error) {
 		return h.cfg.Convert(ctx, req, func(p Progress) { s.send(Event{Type: EventProgress, Progress: &p}) })
 	})

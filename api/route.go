@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"quarry/api/access"
 	"quarry/store/chunk"
 	"quarry/store/image"
 	"quarry/store/jobs"
@@ -50,6 +51,7 @@ const (
 	opJob
 	opJobEvents
 	opJobsEvents
+	opToken
 )
 
 // route is a parsed request line. Which fields are set depends on op.
@@ -74,7 +76,8 @@ type routeRow struct {
 	methods map[string]op
 	arg     func(*route, string) error
 	query   []string // parameters allowed
-	local   bool     // only on the local socket
+	local   bool     // only on the local socket, or for a token of scope admin
+	form    bool     // whoever answers reads the query
 	name    string   // label in metrics and logs
 }
 
@@ -101,6 +104,7 @@ var routeTable = []routeRow{
 	{path: "/metrics", methods: get(opMetrics), name: "metrics"},
 	{path: "/healthz", methods: get(opHealth), name: "health"},
 	{path: "/readyz", methods: get(opReady), name: "ready"},
+	{path: access.TokenPath, methods: map[string]op{"GET": opToken, "POST": opToken}, form: true, name: "token"},
 }
 
 func get(o op) map[string]op  { return map[string]op{http.MethodGet: o} }
@@ -127,6 +131,9 @@ func parse(method, path, query string) (route, *routeRow, error) {
 		if err := row.arg(&rt, arg); err != nil {
 			return route{}, row, fmt.Errorf("%w: %w", ErrBadRequest, err)
 		}
+	}
+	if row.form {
+		return rt, row, nil
 	}
 	if err := rt.setQuery(query, row.query); err != nil {
 		return route{}, row, fmt.Errorf("%w: %w", ErrBadRequest, err)

@@ -105,7 +105,7 @@ type Credentials struct {
 	RegistryToken Secret `json:"registry_token,omitempty"`
 }
 
-// Secret is a word that is seen on the local socket only: it prints and logs as
+// Secret is a word that only the request has which brings it: it prints and logs as
 // [redacted].
 type Secret string
 

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"quarry/api"
+	"quarry/api/access"
 	"quarry/converter"
 	"quarry/converter/oci"
 	"quarry/store/check"
@@ -17,17 +18,22 @@ import (
 )
 
 // newHandler wires the data folder to the HTTP contract.
-func newHandler(o *owner, log *slog.Logger) *api.Handler {
+func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logger) *api.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(o.metrics.Collectors()...)
-	return api.NewHandler(api.Config{
+	cfg := api.Config{
 		Chunks: o.store, Names: o.catalog, Bucket: o.bucket, Local: true,
 		Convert: func(ctx context.Context, r api.ConvertRequest, step func(api.Progress)) (api.ConvertResult, error) {
 			return o.convert(ctx, r, step, log)
 		},
 		Check: o.check, Rebuild: o.rebuild, Stats: o.stats,
-		Registry: reg, Log: log,
-	})
+		Registry: reg, Log: log, MetricsOpen: metricsOpen,
+	}
+	if guard != nil {
+		reg.MustRegister(guard.Collectors()...)
+		cfg.Authorize, cfg.Covered, cfg.Token = guard.Authorize, guard.Covered, guard.ServeToken
+	}
+	return api.NewHandler(cfg)
 }
 
 func (o *owner) convert(ctx context.Context, r api.ConvertRequest, step func(api.Progress), log *slog.Logger) (api.ConvertResult, error) {

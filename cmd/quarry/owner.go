@@ -296,6 +296,12 @@ func loadSigningKey(d dataDir) (*signer.Key, error) {
 }
 
 func loadConverterKey(path string) ([]byte, error) {
+	return loadMACKey(path, "converter key", "layers are read anew")
+}
+
+// loadMACKey loads a symmetric key of the folder, and makes it when it is missing.
+// lost is what follows when it is made anew.
+func loadMACKey(path, name, lost string) ([]byte, error) {
 	raw, err := folder.ReadBounded(path, maxOwnFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		key := make([]byte, converterKeySize)
@@ -303,11 +309,11 @@ func loadConverterKey(path string) ([]byte, error) {
 		return key, durable.WriteFile(path, []byte(hex.EncodeToString(key)+"\n"), 0o600)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("converter key: %w", err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	key, err := hex.DecodeString(strings.TrimSpace(string(raw)))
 	if err != nil || len(key) != converterKeySize {
-		return nil, fmt.Errorf("%w: converter key %s: want %d hex digits; remove it and layers are read anew", errDamage, path, 2*converterKeySize)
+		return nil, fmt.Errorf("%w: %s %s: want %d hex digits; remove it and %s", errDamage, name, path, 2*converterKeySize, lost)
 	}
 	return key, nil
 }

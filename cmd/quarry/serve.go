@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"quarry/api"
+	"quarry/api/access"
 	"quarry/internal/proc"
 )
 
@@ -31,8 +32,7 @@ const (
 type serveOptions struct {
 	data       string
 	bucket     string
-	listen     string
-	noAuth     bool
+	doors      doors
 	key        string
 	noSign     bool
 	workers    int
@@ -43,12 +43,13 @@ type serveOptions struct {
 func newServe() *cobra.Command {
 	var o serveOptions
 	c := &cobra.Command{
-		Use:   "serve --data DIR --no-auth [--listen HOST:PORT]",
+		Use:   "serve --data DIR [--no-auth] [--listen HOST:PORT]",
 		Short: "own a data folder and serve its images and chunks over HTTP",
 		Long: `serve owns the data folder, which it makes when missing, and serves the HTTP API
 on --listen and, with the convert and admin routes, on DIR/run/quarry.sock. It prints
-"listening on http://HOST:PORT" when it is ready. SIGTERM ends the requests under way
-and exits 0. There are no tokens yet, so it needs --no-auth and listens on loopback only.
+"listening on http://HOST:PORT", or https, when it is ready. SIGTERM ends the requests under
+way and exits 0. Clients on --listen show a token (quarry token create), which may be used over
+plain HTTP on loopback only; --no-auth asks for none, on loopback, and offers reading alone.
 
 ` + limitHelp() + `
 The limits of serve are the defaults of the conversions it makes.`,
@@ -60,8 +61,7 @@ The limits of serve are the defaults of the conversions it makes.`,
 	f := c.Flags()
 	f.StringVar(&o.data, "data", os.Getenv("QUARRY_DATA"), "data folder (env QUARRY_DATA)")
 	f.StringVar(&o.bucket, "bucket", "", bucketHelp)
-	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "address of the HTTP API; port 0 takes a free one")
-	f.BoolVar(&o.noAuth, "no-auth", false, "serve everyone who can reach the address; loopback only")
+	o.doors.flags(c)
 	f.StringVar(&o.key, "key", "", "sign with this private key instead of DIR/keys/signing.key")
 	f.BoolVar(&o.noSign, "no-sign", false, "convert without signing; images stay unsigned")
 	f.IntVar(&o.workers, "workers", 0, "compression workers; 0 is one per processor")
@@ -76,7 +76,7 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 		return fmt.Errorf("%w: serve needs --data DIR", errUsage)
 	}
 	if !o.background {
-		if err := checkListen(o); err != nil {
+		if err := o.doors.check(); err != nil {
 			return err
 		}
 	}
@@ -86,6 +86,12 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 		return err
 	}
 	o.data = string(dir)
+	var guard *access.Guard
+	if !o.background {
+		if guard, err = o.doors.guard(dir, log); err != nil {
+			return err
+		}
+	}
 	own, err := takeOver(ctx, o, log)
 	switch {
 	case o.background && errors.Is(err, proc.ErrLocked):
@@ -95,27 +101,9 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 	case err != nil:
 		return err
 	}
-	handler := newHandler(own, log)
-	err = serveAll(ctx, o, dir, handler, stdout)
+	handler := newHandler(own, guard, o.doors.metricsOpen, log)
+	err = serveAll(ctx, o, dir, handler, log, stdout)
 	return errors.Join(err, own.close())
-}
-
-// checkListen refuses to serve without authentication on anything but loopback.
-func checkListen(o serveOptions) error {
-	if !o.noAuth {
-		return fmt.Errorf("%w: serve has no tokens to check: pass --no-auth to serve everyone on loopback", errUsage)
-	}
-	host, port, err := net.SplitHostPort(o.listen)
-	if err == nil {
-		_, err = net.LookupPort("tcp", port)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: --listen %s: %w", errUsage, o.listen, err)
-	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return fmt.Errorf("%w: --no-auth listens on loopback only, not on %q", errUsage, o.listen)
-	}
-	return nil
 }
 
 // takeOver opens the data folder. A background server that has it is told to
@@ -156,7 +144,7 @@ func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, er
 
 // serveAll serves the socket and, in the foreground, TCP, until ctx ends or a
 // background server is idle; then it drains.
-func serveAll(ctx context.Context, o serveOptions, d dataDir, h *api.Handler, stdout io.Writer) error {
+func serveAll(ctx context.Context, o serveOptions, d dataDir, h *api.Handler, log *slog.Logger, stdout io.Writer) error {
 	if err := os.Remove(d.socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -166,13 +154,13 @@ func serveAll(ctx context.Context, o serveOptions, d dataDir, h *api.Handler, st
 	}
 	listeners := map[net.Listener]*api.Handler{local: h}
 	if !o.background {
-		tcp, err := net.Listen("tcp", o.listen)
+		tcp, url, err := o.doors.open(log)
 		if err != nil {
 			return errors.Join(err, local.Close())
 		}
 		listeners[tcp] = h.WithLocal(false)
 		defer func() { fmt.Fprintln(stdout, "stopped") }()
-		fmt.Fprintf(stdout, "listening on http://%s\n", tcp.Addr())
+		fmt.Fprintf(stdout, "listening on %s\n", url)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -97,11 +97,11 @@ func TestServeListensOnLoopbackOnly(t *testing.T) {
 		"127.0.0.1:0": true, "localhost:7070": true, "[::1]:7070": true,
 		"127.0.0.1:junk": false, "127.0.0.1:99999": false, ":7070": false, "0.0.0.0:7070": false, "192.0.2.1:7070": false, "example.org:80": false, "nonsense": false,
 	} {
-		if err := checkListen(serveOptions{listen: listen, noAuth: true}); (err == nil) != ok {
+		if err := (doors{listen: listen, noAuth: true}).check(); (err == nil) != ok {
 			t.Errorf("--listen %s: got %v", listen, err)
 		}
 	}
-	if err := checkListen(serveOptions{listen: "127.0.0.1:0"}); err == nil {
+	if err := (doors{listen: "0.0.0.0:0"}).check(); err == nil {
 		t.Error("serve without --no-auth was accepted")
 	}
 }

@@ -54,7 +54,8 @@ var arrows = map[string][]string{
 
 	// What works on a whole store, beside the three that never import one another.
 	"store/check":     {"rafs", "signer", "store", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/jobs", "store/pack", "store/packed", "store/registry", "store/trace"},
-	"api":             join(ground, formats, "store/packed"),
+	"api/access":      {"internal/durable", "internal/proc", "internal/strictjson", "store/image"},
+	"api":             join(ground, formats, "api/access", "store/packed"),
 	"api/client":      join(ground, formats, "api"),
 	"converter":       join(ground, formats, "store/names", "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
 	"converter/proof": {"internal/rescue", "converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
@@ -68,7 +69,7 @@ var arrows = map[string][]string{
 
 	// Programs.
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/s3", "store/packed", "store/writer",
-		"internal/proc", "store/cache", "store/check", "api", "api/client", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
+		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
 
 	// What only tests import. None of these names stands in a row above.
