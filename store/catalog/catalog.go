@@ -51,6 +51,9 @@ type Config struct {
 	// change. nil: changes are made without an epoch, by the only user of a journal.
 	Writer *Writer
 	Now    func() time.Time // for the time in the epoch, which people read; nil: time.Now
+	// Clock dates names that are bound, moved and deleted, so that gc keeps their images
+	// for a while; nil: they have no dates.
+	Clock func() time.Time
 }
 
 // Catalog is the replayed journal. All methods are safe for concurrent use; what
@@ -60,6 +63,7 @@ type Catalog struct {
 	log     *slog.Logger
 	writer  *Writer
 	now     func() time.Time
+	clock   func() time.Time // nil: no dates
 
 	// appending is held while an entry is made, appended and applied; it guards
 	// the fields below it, and only its holder changes state.
@@ -79,7 +83,7 @@ type Catalog struct {
 // newer quarry may have written it.
 func Open(ctx context.Context, cfg Config) (*Catalog, error) {
 	c := &Catalog{
-		journal: cfg.Journal, log: cfg.Log, writer: cfg.Writer, now: cfg.Now,
+		journal: cfg.Journal, log: cfg.Log, writer: cfg.Writer, now: cfg.Now, clock: cfg.Clock,
 		next: 1, state: newState(), fencedCh: make(chan struct{}),
 	}
 	if c.log == nil {
@@ -138,7 +142,7 @@ func (c *Catalog) AddPack(ctx context.Context, id chunk.Digest, size int64) erro
 			otherSize = fmt.Errorf("add pack %s: it has %d bytes, the journal says %d: run quarry check", id, size, p.size)
 			return nil
 		}
-		if ok && len(p.condemned) == 0 {
+		if ok && len(p.condemned) == 0 && !p.emptied {
 			return nil
 		}
 		return Pack{ID: id, Size: size}
@@ -191,6 +195,9 @@ func (c *Catalog) SetName(ctx context.Context, n Name) error {
 		}
 		n.Statement = json.RawMessage(statement)
 	}
+	if err := c.tick(ctx); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
 	return c.change(ctx, what, func(s *state) Entry {
 		if s.hasName(n) {
 			return nil
@@ -201,6 +208,9 @@ func (c *Catalog) SetName(ctx context.Context, n Name) error {
 
 // DeleteName removes a name, or returns ErrNotFound.
 func (c *Catalog) DeleteName(ctx context.Context, repo, tag string) error {
+	if err := c.tick(ctx); err != nil {
+		return fmt.Errorf("delete name %s:%s: %w", repo, tag, err)
+	}
 	return c.change(ctx, fmt.Sprintf("delete name %s:%s", repo, tag), func(s *state) Entry {
 		return NameDeleted{Repo: repo, Tag: tag, Serial: s.serial(repo, tag) + 1}
 	})

@@ -201,7 +201,7 @@ func TestOpenNamesTheBadEntry(t *testing.T) {
 		entry string
 		want  string
 	}{
-		{"unknown version", `{"v":3,"type":"pack_added"}`, "journal entry 2: entry has version 3"},
+		{"unknown version", `{"v":4,"type":"pack_added"}`, "journal entry 2: entry has version 4"},
 		{"unknown type", `{"v":1,"type":"lease","epoch":1}`, "journal entry 2: lease: unknown entry type"},
 		{"unknown field", strings.Replace(good, `"size":1`, `"size":1,"color":2`, 1), `journal entry 2: pack_added: json: unknown field "color"`},
 		{"retired pack that is unknown", `{"v":1,"type":"pack_retired","pack":"` + digest("x").String() + `"}`, "journal entry 2: pack sha256:"},

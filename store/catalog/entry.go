@@ -15,7 +15,7 @@ import (
 
 // entryVersion is the newest version of the entry format; FORMAT.md says what a new
 // one needs. A type keeps the version it came with.
-const entryVersion = 2
+const entryVersion = 3
 
 const (
 	// MaxRepo and MaxTag bound the parts of a name in bytes, as the OCI
@@ -84,8 +84,11 @@ func (Epoch) kind() string          { return "epoch" }
 
 // versionOf is the version that an entry type came with.
 func versionOf(kind string) int {
-	if kind == (Epoch{}).kind() {
+	switch kind {
+	case Epoch{}.kind():
 		return 2
+	case Clock{}.kind(), PackCondemned{}.kind(), PackDeleted{}.kind(), ImageDeleted{}.kind(), Pinned{}.kind(), Unpinned{}.kind():
+		return 3
 	}
 	return 1
 }
@@ -180,7 +183,7 @@ func decodeFields(kind string, b []byte) (Entry, error) {
 	case Epoch{}.kind():
 		return decode[Epoch](fields)
 	}
-	return nil, errors.New("unknown entry type") // a new one would have a new version
+	return decodeCollect(kind, fields)
 }
 
 // decode reads an object without its brace.

@@ -38,6 +38,12 @@ func entries() []catalog.Entry {
 			N: 1, Writer: strings.Repeat("0a", 16), Folder: strings.Repeat("f0", 16), Host: "store-1", PID: 4711,
 			Time: time.Date(2026, 11, 30, 9, 5, 46, 0, time.UTC),
 		},
+		catalog.Clock{Unix: 1796029546},
+		catalog.PackCondemned{ID: digest("p2")},
+		catalog.PackDeleted{ID: digest("p1")},
+		catalog.ImageDeleted{Source: digest("s")},
+		catalog.Pinned{Source: digest("s")},
+		catalog.Unpinned{Source: digest("s")},
 	}
 }
 
@@ -105,7 +111,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"no object", "[1]", "no JSON object"},
 		{"null", "null", "version 0"},
 		{"no version", strings.Replace(good, `"v":1,`, "", 1), "version 0"},
-		{"a newer version", strings.Replace(good, `"v":1`, `"v":3`, 1), "version 3, this quarry knows 1 to 2"},
+		{"a newer version", strings.Replace(good, `"v":1`, `"v":4`, 1), "version 4, this quarry knows 1 to 3"},
 		{"another version than its type has", strings.Replace(good, `"v":1`, `"v":2`, 1), "one form"},
 		{"an epoch of the first version", strings.Replace(epoch("epoch", "1"), `"v":2`, `"v":1`, 1), "one form"},
 		{"epoch 0", epoch("epoch", "0"), "epochs start at 1"},
@@ -118,6 +124,9 @@ func TestDecodeRefuses(t *testing.T) {
 		{"a time with an offset", epoch("time", `"2026-11-30T09:00:00+01:00"`), "not in UTC"},
 		{"a time with a fraction", epoch("time", `"2026-11-30T09:00:00.5Z"`), "whole seconds"},
 		{"a time with zeros", epoch("time", `"2026-11-30T09:00:00.0Z"`), "one form"},
+		{"a pin of the first version", `{"v":1,"type":"pinned","source":"` + hexA + `"}`, "one form"},
+		{"a clock before 1970", `{"v":3,"type":"clock","unix":0}`, "not after 1970"},
+		{"a pin of nothing", `{"v":3,"type":"pinned","source":null}`, "source digest is missing"},
 		{"no type", `{"v":1}`, "one form"},
 		{"an unknown type", strings.Replace(good, "pack_added", "pack_eaten", 1), "pack_eaten: unknown entry type"},
 		{"an unknown field", strings.Replace(good, `"size":1`, `"size":1,"color":2`, 1), `unknown field "color"`},

@@ -71,7 +71,7 @@ func TestCatchUpStopsAtWhatItCannotRead(t *testing.T) {
 		name, entry string
 		want        error
 	}{
-		{"a newer entry", `{"v":3,"type":"x"}`, catalog.ErrNewer},
+		{"a newer entry", `{"v":4,"type":"x"}`, catalog.ErrNewer},
 		{"a damaged entry", `{"v":1,"type":"pack_`, catalog.ErrDamaged},
 		{"an entry that cannot follow", `{"v":1,"type":"pack_retired","pack":"` + hexA + `"}`, catalog.ErrDamaged},
 	} {

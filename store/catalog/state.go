@@ -13,6 +13,11 @@ type state struct {
 	packCount uint64 // of all packs added so far
 	names     map[nameKey]nameState
 	epoch     Epoch // the last one; zero before the first
+
+	clock   int64                     // of the last Clock; 0 before the first
+	left    map[chunk.Digest]int64    // clock when a source lost a name or its pin
+	pins    map[chunk.Digest]struct{} // sources
+	deleted map[chunk.Digest]struct{} // packs, for good
 }
 
 type packState struct {
@@ -20,6 +25,7 @@ type packState struct {
 	order     uint64 // packCount when it was first added, from 1
 	condemned map[CondemnedChunk]struct{}
 	lifted    bool // it had condemned chunks once that are so no longer
+	emptied   bool // condemned as a whole, by gc
 }
 
 type nameKey struct{ repo, tag string }
@@ -28,14 +34,23 @@ type nameKey struct{ repo, tag string }
 type nameState struct {
 	name    Name // with the highest serial ever used
 	deleted bool
+	since   int64 // clock when it was bound
 }
 
 func newState() *state {
-	return &state{packs: map[chunk.Digest]packState{}, names: map[nameKey]nameState{}}
+	return &state{
+		packs: map[chunk.Digest]packState{}, names: map[nameKey]nameState{},
+		left: map[chunk.Digest]int64{}, pins: map[chunk.Digest]struct{}{}, deleted: map[chunk.Digest]struct{}{},
+	}
 }
 
 // follows takes another size of a known pack: it corrects the earlier one.
-func (e Pack) follows(*state) error { return nil }
+func (e Pack) follows(s *state) error {
+	if _, gone := s.deleted[e.ID]; gone {
+		return fmt.Errorf("pack %s: %w", e.ID, ErrPackDeleted)
+	}
+	return nil
+}
 
 // apply leaves a known pack in its place: the chunk index prefers later packs, and
 // what it was given for this one does not come again.
@@ -74,7 +89,12 @@ func (e CondemnedChunk) apply(s *state) { s.packs[e.Pack].condemned[e] = struct{
 
 func (e Name) follows(s *state) error { return s.checkSerial(e.Repo, e.Tag, e.Serial) }
 
-func (e Name) apply(s *state) { s.names[nameKey{e.Repo, e.Tag}] = nameState{name: e} }
+func (e Name) apply(s *state) {
+	if before, ok := s.name(e.Repo, e.Tag); ok && before.Source != e.Source {
+		s.left[before.Source] = s.clock
+	}
+	s.names[nameKey{e.Repo, e.Tag}] = nameState{name: e, since: s.clock}
+}
 
 func (e NameDeleted) follows(s *state) error {
 	if _, ok := s.name(e.Repo, e.Tag); !ok {
@@ -84,6 +104,9 @@ func (e NameDeleted) follows(s *state) error {
 }
 
 func (e NameDeleted) apply(s *state) {
+	if before, ok := s.name(e.Repo, e.Tag); ok {
+		s.left[before.Source] = s.clock
+	}
 	n := Name{Repo: e.Repo, Tag: e.Tag, Serial: e.Serial}
 	s.names[nameKey{e.Repo, e.Tag}] = nameState{name: n, deleted: true}
 }
