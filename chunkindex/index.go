@@ -292,41 +292,6 @@ func (x *Index) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// DropPack removes every chunk that is in that pack and the mark that the pack
-// was applied, and returns how many chunks it were. It reads the whole index.
-func (x *Index) DropPack(ctx context.Context, id chunk.Digest) (int, error) {
-	dropped := 0
-	err := x.change(ctx, func(b *pebble.Batch) error {
-		n, known := x.packs.numbers[id]
-		if !known {
-			return nil
-		}
-		for r, err := range x.records(ctx) {
-			if err != nil {
-				return err
-			}
-			if r.Pack != id {
-				continue
-			}
-			dropped++
-			if err := b.Delete(chunkKey(r.Digest), nil); err != nil {
-				return err
-			}
-		}
-		if err := errors.Join(b.Delete(packKey(n), nil), b.Delete(digestsKey(n), nil)); err != nil {
-			return err
-		}
-		return x.endWhole(b)
-	}, func() {
-		x.removed()
-		x.packs.remove(id)
-	})
-	if err != nil {
-		return 0, fmt.Errorf("drop pack %s: %w", id, err)
-	}
-	return dropped, nil
-}
-
 // AppliedPacks returns the packs InsertBatch was done for, in digest order.
 func (x *Index) AppliedPacks() []chunk.Digest {
 	x.mu.RLock()

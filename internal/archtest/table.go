@@ -55,7 +55,9 @@ var arrows = map[string][]string{
 	// What works on a whole store, beside the three that never import one another.
 	"store/check":     {"rafs", "signer", "store", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/jobs", "store/pack", "store/packed", "store/registry", "store/trace"},
 	"api/access":      {"internal/durable", "internal/proc", "internal/strictjson", "store/image"},
-	"api":             join(ground, formats, "api/access", "store/packed"),
+	"store/lease":     {"store/bucket", "store/chunk", "internal/strictjson"},
+	"store/gc":        {"rafs", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed", "store/trace"},
+	"api":             join(ground, formats, "api/access", "store/packed", "store/lease"),
 	"api/client":      join(ground, formats, "api"),
 	"converter":       join(ground, formats, "store/names", "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
 	"converter/proof": {"internal/rescue", "converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
@@ -86,6 +88,7 @@ var arrows = map[string][]string{
 	"e2e/lab":                 {"rafs"},
 	"e2e/lab/proxy":           {},
 	"e2e/lab/traffic":         {"e2e/lab/proxy", "api", "store/chunk", "store/trace"},
+	"chunkindex/mem":          {"chunkindex", "store/chunk", "store/pack", "store/packed"},
 	"chunkindex/indextest":    {"chunkindex", "store/chunk", "store/pack"},
 	"e2e/bench":               {"e2e/lab", "e2e/lab/proxy", "e2e/lab/traffic", "api", "rafs", "store/trace", "internal/storm", "chunkindex", "chunkindex/indextest", "store/chunk"},
 	"e2e/demo":                {"e2e/lab"},

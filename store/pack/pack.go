@@ -32,6 +32,9 @@ const (
 	RecordHeaderSize = 56
 	EntrySize        = 48
 	TrailerSize      = 20
+	// Overhead is what a pack has beside its chunks: each takes RecordHeaderSize, its
+	// stored bytes and EntrySize.
+	Overhead = HeaderSize + int64(len(footerTag)) + TrailerSize
 
 	headerMagic  = "quarrypk"
 	trailerMagic = "quarryft"

@@ -194,7 +194,7 @@ func (s *Store) retireEmpty(ctx context.Context, id chunk.Digest) (bool, error) 
 	if err := s.catalog.RetirePack(ctx, id); err != nil {
 		return false, err
 	}
-	_, err := s.index.DropPack(ctx, id)
+	_, err := s.index.DropPacks(ctx, []chunk.Digest{id})
 	return true, err
 }
 

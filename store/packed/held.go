@@ -70,6 +70,10 @@ func (l *looks) whole(ctx context.Context, id chunk.Digest) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	if l.s.catalog.IsPackCondemned(id) {
+		l.exact.Store(true)
+		return true, nil
+	}
 	if want, known := l.s.catalog.PackSize(id); known && got == want {
 		return true, nil
 	}
@@ -98,6 +102,12 @@ func (s *Store) held(ctx context.Context, l *looks, ds []chunk.Digest) ([]bool, 
 	}
 	for i, loc := range locs {
 		if !found[i] {
+			continue
+		}
+		// What gc empties is stored no more, and what it has retired the index may
+		// still have for a moment.
+		if !s.catalog.HasPack(loc.Pack) || s.catalog.IsPackCondemned(loc.Pack) {
+			found[i] = false
 			continue
 		}
 		size, err := l.size(ctx, loc.Pack)

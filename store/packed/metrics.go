@@ -11,6 +11,7 @@ type Metrics struct {
 	readChunks  prometheus.Counter
 	damaged     prometheus.Counter
 	damagedHere prometheus.Gauge
+	alarms      prometheus.Counter
 }
 
 // NewMetrics returns counters at zero.
@@ -28,12 +29,13 @@ func NewMetrics() *Metrics {
 			Name: "quarry_packed_damaged_copies", Help: "Damaged copies that a node which only reads has found and the writer has not condemned.",
 		}),
 		damaged: prometheus.NewCounter(opts("damaged_chunks_total", "Reads that found a copy damaged or its pack missing.")),
+		alarms:  prometheus.NewCounter(opts("condemned_reads_total", "Alarms: reads of chunks that gc found to be needed by nobody.")),
 	}
 }
 
 // Collectors returns what to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.chunks, m.plainBytes, m.storedBytes, m.packs, m.readChunks, m.damaged, m.damagedHere}
+	return []prometheus.Collector{m.chunks, m.plainBytes, m.storedBytes, m.packs, m.readChunks, m.damaged, m.damagedHere, m.alarms}
 }
 
 func (m *Metrics) wrote(s Stats) {

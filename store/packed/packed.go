@@ -29,7 +29,7 @@ import (
 type Config struct {
 	Bucket    bucket.Bucket
 	Catalog   *catalog.Catalog
-	Index     *chunkindex.Index
+	Index     Index
 	ChunkSize int64        // S: a longer chunk is refused; 0 = chunk.MaxSize
 	PackSize  int64        // a pack of at least that many bytes is closed; 0 = pack.TargetSize
 	TmpDir    string       // for packs being written; "" = os.TempDir
@@ -54,7 +54,7 @@ type Store struct {
 	cfg     Config
 	bucket  bucket.Bucket
 	catalog *catalog.Catalog
-	index   *chunkindex.Index
+	index   Index
 	log     *slog.Logger
 	metrics *Metrics
 
@@ -83,6 +83,9 @@ type Store struct {
 	damagedMu sync.Mutex // guards damagedHere
 	// damagedHere are the copies that reads of a ReadOnly store found damaged.
 	damagedHere map[catalog.CondemnedChunk]struct{}
+	// drained are condemned packs from which all was copied that somebody needs, as far
+	// as is known: a read of such a pack is an alarm. alarmed are those that had one.
+	drained, alarmed packSet
 }
 
 var (
@@ -138,17 +141,8 @@ func (s *Store) reconcile(ctx context.Context) error {
 
 func (s *Store) reconcileLocked(ctx context.Context) error {
 	packs := s.catalog.Packs()
-	live := make(map[chunk.Digest]bool, len(packs))
-	for _, p := range packs {
-		live[p.ID] = true
-	}
-	for _, id := range s.index.AppliedPacks() {
-		if live[id] {
-			continue
-		}
-		if _, err := s.index.DropPack(ctx, id); err != nil {
-			return err
-		}
+	if err := s.forgetLocked(ctx); err != nil {
+		return err
 	}
 	for _, p := range packs {
 		if s.index.PackApplied(p.ID) {

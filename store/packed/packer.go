@@ -83,7 +83,7 @@ func (w *write) addTo(ctx context.Context, p **openPack, it *item) error {
 	w.made.digests = append(w.made.digests, it.digest)
 	w.made.plainBytes += int64(e.Len)
 	w.made.storedBytes += int64(e.Stored)
-	if (*p).Size() < w.s.cfg.PackSize && (*p).Count() < pack.MaxCount {
+	if (*p).Size() < w.s.cfg.PackSize && (*p).Count() < pack.MaxCount-saltRoom {
 		return nil
 	}
 	return w.seal(ctx, p)
@@ -116,14 +116,11 @@ func (w *write) seal(ctx context.Context, p **openPack) error {
 // is durable in the bucket before the journal names it, and the journal names it
 // before the index points into it.
 func (w *write) commit(ctx context.Context, p *sealed) error {
-	defer p.file.Close()
-	if err := w.s.bucket.Put(ctx, pack.Key(p.id), p.file, p.size); err != nil {
-		return fmt.Errorf("store pack %s: %w", p.id, err)
-	}
-	w.looks.stored(p.id, p.size)
-	if err := w.s.commit(ctx, w.looks, p); err != nil {
+	p, err := w.s.keep(ctx, w.looks, p, func(p *sealed) error { return w.s.commit(ctx, w.looks, p) })
+	if err != nil {
 		return err
 	}
+	defer p.file.Close()
 	w.s.metrics.packs.Inc()
 	w.s.log.DebugContext(ctx, "pack stored", "pack", p.id, "size", p.size, "chunks", len(p.entries))
 	w.forget(digestsOf(p.entries))

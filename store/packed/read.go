@@ -58,11 +58,30 @@ func (s *Store) Get(ctx context.Context, d chunk.Digest, dst []byte) ([]byte, er
 	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	*buf = grown(*buf, int(loc.Stored))
-	if err := s.readStored(ctx, d, loc, *buf); err != nil {
-		return nil, err
+	for {
+		*buf = grown(*buf, int(loc.Stored))
+		if err = s.readStored(ctx, d, loc, *buf); err == nil {
+			return s.plain(ctx, d, loc, *buf, dst)
+		}
+		now, found := s.movedTo(ctx, d, loc, err)
+		if !found {
+			return nil, err
+		}
+		loc = now
 	}
-	return s.plain(ctx, d, loc, *buf, dst)
+}
+
+// movedTo returns where a chunk is that could not be read at loc, when the index has
+// it elsewhere by now: gc copies chunks and deletes the packs where they were.
+func (s *Store) movedTo(ctx context.Context, d chunk.Digest, loc chunkindex.Location, err error) (chunkindex.Location, bool) {
+	if !isDamage(err) && !errors.As(err, new(*store.CorruptError)) {
+		return loc, false
+	}
+	locs, found, err := s.lookupNow(ctx, []chunk.Digest{d})
+	if err != nil || !found[0] || locs[0] == loc {
+		return loc, false
+	}
+	return locs[0], true
 }
 
 func storedAt(loc chunkindex.Location, b []byte) Stored {
@@ -77,6 +96,7 @@ func (s *Store) locate(ctx context.Context, d chunk.Digest) (chunkindex.Location
 	if !found[0] {
 		return chunkindex.Location{}, fmt.Errorf("%s: %w", d, store.ErrNotFound)
 	}
+	s.watch(ctx, d, locs[0].Pack)
 	return locs[0], nil
 }
 
@@ -257,6 +277,7 @@ func (s *Store) locateAll(ctx context.Context, ds []chunk.Digest) (found []wante
 		}
 		for i, d := range batch {
 			if ok[i] {
+				s.watch(ctx, d, locs[i].Pack)
 				found = append(found, wanted{d, locs[i]})
 			} else {
 				missing = append(missing, d)
@@ -312,6 +333,12 @@ func (s *Store) readRange(ctx context.Context, ws []wanted, fn eachFunc) error {
 	for _, w := range ws {
 		if ctx.Err() != nil {
 			return ctx.Err() // no answer of this chunk
+		}
+		if now, moved := s.movedTo(ctx, w.digest, w.loc, err); moved {
+			if err := s.readRange(ctx, []wanted{{w.digest, now}}, fn); err != nil {
+				return err
+			}
+			continue
 		}
 		stored := (*buf)[w.loc.Off-off:][:w.loc.Stored]
 		if err := fn(ctx, w, stored, s.rangeError(ctx, w, stored, err)); err != nil {
