@@ -1,0 +1,6 @@
+//go:build !race
+
+package gc
+
+// simDefault is how many interleavings CI runs.
+const simDefault = 10_000
