@@ -42,6 +42,7 @@ type Names interface {
 	Name(repo, tag string) (catalog.Name, bool)
 	Names() []catalog.Name
 	Tags(repo string) []string
+	NameSince(repo, tag string) time.Time
 	DeleteName(ctx context.Context, repo, tag string) error
 }
 
@@ -68,7 +69,14 @@ type Config struct {
 	Convert func(context.Context, ConvertRequest, func(Progress)) (ConvertResult, error)
 	Check   func(context.Context, CheckRequest, func(Problem)) (CheckSummary, error)
 	Rebuild func(context.Context) (RebuildResult, error)
-	Stats   func(context.Context) (StoreStats, error)
+	// GC collects garbage and tells of its steps; what it returns is sent as JSON.
+	GC func(context.Context, GCRequest, func(Progress)) (any, error)
+	// Pin and Unpin keep the images of a source, or no longer. Pins lists them.
+	Pin, Unpin func(context.Context, chunk.Digest) error
+	Pins       func() []chunk.Digest
+	// Leases is told of every lease, so that it outlives the server and gc knows of it.
+	Leases LeaseKeeper
+	Stats  func(context.Context) (StoreStats, error)
 	// Ready returns why the store cannot serve now; nil func means always ready.
 	Ready func(context.Context) error
 	// Job tells about a source that ref names and that has no image statement for p:

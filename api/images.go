@@ -41,7 +41,12 @@ func (h *Handler) serveNames(w *response, r *http.Request, rt route) error {
 			page.Next = last.Repo + ":" + last.Tag
 			break
 		}
-		page.Names = append(page.Names, NameInfo{Repo: n.Repo, Tag: n.Tag, Source: n.Source, Serial: n.Serial})
+		info := NameInfo{Repo: n.Repo, Tag: n.Tag, Source: n.Source, Serial: n.Serial}
+		if since := h.cfg.Names.NameSince(n.Repo, n.Tag); !since.IsZero() {
+			since = since.UTC()
+			info.Since = &since
+		}
+		page.Names = append(page.Names, info)
 	}
 	return writeJSON(w, http.StatusOK, page)
 }

@@ -1,11 +1,16 @@
 package api
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"quarry/store/chunk"
+	"quarry/store/lease"
 )
 
 const (
@@ -26,8 +31,35 @@ type Lease struct {
 	Expires time.Time `json:"expires"`
 }
 
-// leases is the table of leases. It is in memory: a server that restarts finds
-// its mounts again at their next renewal.
+// LeaseKeeper keeps leases; store/lease.Table is one.
+type LeaseKeeper interface {
+	Renew(ctx context.Context, l lease.Lease) error
+	End(id string)
+}
+
+// keepLease tells the keeper of a lease. Image and bootstrap that are no digests are for
+// people to read.
+func (h *Handler) keepLease(ctx context.Context, id string, req LeaseRequest) error {
+	if h.cfg.Leases == nil {
+		return nil
+	}
+	l := lease.Lease{ID: id, TTLSeconds: req.TTLSeconds}
+	l.Image, _ = chunk.Parse(req.Image)
+	if req.Bootstrap != "" {
+		var err error
+		if l.Bootstrap, err = chunk.Parse(req.Bootstrap); err != nil {
+			return fmt.Errorf("%w: bootstrap: %w", ErrBadRequest, err)
+		}
+	}
+	err := h.cfg.Leases.Renew(ctx, l)
+	if errors.Is(err, lease.ErrFull) {
+		return fmt.Errorf("%w: %w", ErrLeasesFull, err)
+	}
+	return err
+}
+
+// leases is the table of the leases that are live for people and for the server's own
+// end. What gc counts is the LeaseKeeper's.
 type leases struct {
 	now func() time.Time
 	mu  sync.Mutex // guards m

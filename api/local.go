@@ -29,6 +29,10 @@ func (h *Handler) serveLocal(ctx context.Context, w *response, r *http.Request, 
 		return h.serveCheck(ctx, w, rt)
 	case opRebuild:
 		return h.serveRebuild(ctx, w)
+	case opGC:
+		return h.serveGC(ctx, w, r)
+	case opPins, opPin, opUnpin:
+		return h.servePins(ctx, w, rt)
 	case opLeases:
 		return writeJSON(w, http.StatusOK, LeaseList{h.leases.live()})
 	case opLeaseGet:
@@ -43,12 +47,18 @@ func (h *Handler) serveLocal(ctx context.Context, w *response, r *http.Request, 
 			return err
 		}
 		lease, err := h.leases.renew(rt.lease, req)
+		if err == nil {
+			err = h.keepLease(ctx, rt.lease, req)
+		}
 		if err != nil {
 			return err
 		}
 		return writeJSON(w, http.StatusOK, lease)
 	case opLeaseDelete:
 		h.leases.end(rt.lease)
+		if h.cfg.Leases != nil {
+			h.cfg.Leases.End(rt.lease)
+		}
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}

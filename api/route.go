@@ -39,6 +39,10 @@ const (
 	opConvert
 	opCheck
 	opRebuild
+	opGC
+	opPins
+	opPin
+	opUnpin
 	opLeases
 	opLeaseGet
 	opLeasePut
@@ -97,6 +101,11 @@ var routeTable = []routeRow{
 	{path: "/v1/convert", methods: post(opConvert), local: true, name: "convert"},
 	{path: "/v1/admin/check", methods: post(opCheck), query: []string{"quick"}, local: true, name: "check"},
 	{path: "/v1/admin/rebuild", methods: post(opRebuild), local: true, name: "rebuild"},
+	{path: "/v1/admin/gc", methods: post(opGC), local: true, name: "gc"},
+	{path: "/v1/admin/pins", methods: get(opPins), local: true, name: "pins"},
+	{path: "/v1/admin/pins/", methods: map[string]op{"PUT": opPin, "DELETE": opUnpin}, arg: (*route).setRef, local: true, name: "pin"},
+	{path: "/v1/leases/", methods: map[string]op{"GET": opLeaseGet, "PUT": opLeasePut, "DELETE": opLeaseDelete},
+		arg: (*route).setLease, name: "lease"},
 	{path: "/v1/admin/leases", methods: get(opLeases), local: true, name: "leases"},
 	{path: "/v1/admin/leases/", methods: map[string]op{"GET": opLeaseGet, "PUT": opLeasePut, "DELETE": opLeaseDelete},
 		arg: (*route).setLease, local: true, name: "lease"},

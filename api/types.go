@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 	"log/slog"
+	"time"
 
 	"quarry/store/chunk"
 	"quarry/store/image"
@@ -70,6 +71,7 @@ type NameInfo struct {
 	Tag    string       `json:"tag"`
 	Source chunk.Digest `json:"source"`
 	Serial uint64       `json:"serial"`
+	Since  *time.Time   `json:"since,omitempty"` // bound to that source, to the hour; absent when nobody knows
 }
 
 // NamesPage answers GET /v1/images.
@@ -195,10 +197,27 @@ const (
 	EventError    = "error"
 )
 
-// LeaseRequest is the body of PUT /v1/admin/leases/<id>.
+// LeaseRequest is the body of PUT /v1/leases/<id>: gc keeps the image, and what the
+// bootstrap names, as long as the lease lasts.
 type LeaseRequest struct {
 	TTLSeconds int64  `json:"ttl_seconds"`
-	Image      string `json:"image"`
+	Image      string `json:"image"`               // image id, or text for people
+	Bootstrap  string `json:"bootstrap,omitempty"` // its digest
+}
+
+// GCRequest is the body of POST /v1/admin/gc. Durations are as time.ParseDuration reads
+// them; empty means the server's own.
+type GCRequest struct {
+	DryRun bool    `json:"dry_run"`
+	Retain string  `json:"retain,omitempty"`
+	Grace  string  `json:"grace,omitempty"`
+	Wait   string  `json:"wait,omitempty"`
+	Ratio  float64 `json:"ratio,omitempty"` // 0 = the server's own
+}
+
+// PinList answers GET /v1/admin/pins: the sources whose images stay.
+type PinList struct {
+	Pins []chunk.Digest `json:"pins"`
 }
 
 // LeaseList answers GET /v1/admin/leases.

@@ -228,7 +228,7 @@ func TestLocalJobsOverAUnixSocket(t *testing.T) {
 
 func testLeases(t *testing.T, c *client.Client) {
 	t.Helper()
-	lease, err := c.RenewLease(t.Context(), "m-1", "a:b", time.Minute)
+	lease, err := c.RenewLease(t.Context(), "m-1", "a:b", chunk.Digest{}, time.Minute)
 	if err != nil || lease.ID != "m-1" || time.Until(lease.Expires) < 50*time.Second {
 		t.Errorf("lease %+v, error %v", lease, err)
 	}

@@ -40,8 +40,10 @@ func (c *Client) Image(ctx context.Context, ref image.Ref, p image.Platform) (ap
 	return doc, nil
 }
 
-func imagePath(ref image.Ref) string {
-	return (&url.URL{Path: "/v1/images/" + ref.String()}).EscapedPath()
+func imagePath(ref image.Ref) string { return refPath("/v1/images/", ref) }
+
+func refPath(prefix string, ref image.Ref) string {
+	return (&url.URL{Path: prefix + ref.String()}).EscapedPath()
 }
 
 func isNull(raw []byte) bool { return len(raw) == 0 || string(raw) == "null" }

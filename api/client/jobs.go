@@ -15,6 +15,8 @@ import (
 	"unicode/utf8"
 
 	"quarry/api"
+	"quarry/store/chunk"
+	"quarry/store/image"
 )
 
 // Convert has the server convert an image, and calls progress for each step it
@@ -95,10 +97,58 @@ func (c *Client) stream(ctx context.Context, rq request, result any, each func(a
 	})
 }
 
-// RenewLease creates a lease or extends it to ttl from now.
-func (c *Client) RenewLease(ctx context.Context, id, image string, ttl time.Duration) (api.Lease, error) {
+// GC has the server collect garbage, calls progress for each step, and decodes the
+// report into report.
+func (c *Client) GC(ctx context.Context, req api.GCRequest, report any, progress func(api.Progress)) error {
+	body, err := encode(req, req.Retain, req.Grace, req.Wait)
+	if err != nil {
+		return fmt.Errorf("encode gc request: %w", err)
+	}
+	rq := request{method: http.MethodPost, path: "/v1/admin/gc", body: body, contentType: api.TypeJSON, job: true}
+	return c.stream(ctx, rq, report, func(e api.Event) {
+		if e.Progress != nil && progress != nil {
+			progress(*e.Progress)
+		}
+	})
+}
+
+// Pin keeps the images of the source that ref names, and returns it.
+func (c *Client) Pin(ctx context.Context, ref image.Ref) (chunk.Digest, error) {
+	return c.pin(ctx, http.MethodPut, ref)
+}
+
+// Unpin takes a Pin back.
+func (c *Client) Unpin(ctx context.Context, ref image.Ref) (chunk.Digest, error) {
+	return c.pin(ctx, http.MethodDelete, ref)
+}
+
+func (c *Client) pin(ctx context.Context, method string, ref image.Ref) (chunk.Digest, error) {
+	var doc api.PinList
+	if err := c.getJSON(ctx, request{method: method, path: refPath("/v1/admin/pins/", ref)}, &doc); err != nil {
+		return chunk.Digest{}, err
+	}
+	if len(doc.Pins) != 1 {
+		return chunk.Digest{}, fmt.Errorf("pin %s: the answer names %d sources", ref, len(doc.Pins))
+	}
+	return doc.Pins[0], nil
+}
+
+// Pins returns the pinned sources.
+func (c *Client) Pins(ctx context.Context) ([]chunk.Digest, error) {
+	var doc api.PinList
+	err := c.getJSON(ctx, request{method: http.MethodGet, path: "/v1/admin/pins"}, &doc)
+	return doc.Pins, err
+}
+
+// RenewLease creates a lease or extends it to ttl from now. bootstrap is what a mount
+// reads by; zero when it is not known.
+func (c *Client) RenewLease(ctx context.Context, id, image string, bootstrap chunk.Digest, ttl time.Duration) (api.Lease, error) {
 	var lease api.Lease
-	body, err := encode(api.LeaseRequest{TTLSeconds: int64(ttl / time.Second), Image: image}, image)
+	req := api.LeaseRequest{TTLSeconds: int64(ttl / time.Second), Image: image}
+	if !bootstrap.IsZero() {
+		req.Bootstrap = bootstrap.String()
+	}
+	body, err := encode(req, image)
 	if err != nil {
 		return lease, fmt.Errorf("encode lease: %w", err)
 	}
@@ -126,7 +176,7 @@ func (c *Client) EndLease(ctx context.Context, id string) error {
 	return c.call(ctx, request{method: http.MethodDelete, path: leasePath(id)}, discard)
 }
 
-func leasePath(id string) string { return "/v1/admin/leases/" + url.PathEscape(id) }
+func leasePath(id string) string { return "/v1/leases/" + url.PathEscape(id) }
 
 // ServerStats returns the server's figures.
 func (c *Client) ServerStats(ctx context.Context) (api.Stats, error) {

@@ -12,6 +12,7 @@ import (
 	"quarry/api"
 	"quarry/api/apitest"
 	"quarry/api/client"
+	"quarry/store/chunk"
 )
 
 // A job that panics ends with an internal error, and the server stays.
@@ -87,7 +88,7 @@ func TestNamesThatJSONCannotCarryAreRefused(t *testing.T) {
 			t.Errorf("%+v: got %v", r, err)
 		}
 	}
-	if _, err := c.RenewLease(t.Context(), "a", "im\xff", 1e9); !errors.Is(err, api.ErrBadRequest) {
+	if _, err := c.RenewLease(t.Context(), "a", "im\xff", chunk.Digest{}, 1e9); !errors.Is(err, api.ErrBadRequest) {
 		t.Errorf("lease: got %v", err)
 	}
 	w := apitest.New(t)

@@ -21,12 +21,14 @@ import (
 func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logger) *api.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(o.metrics.Collectors()...)
+	reg.MustRegister(o.upkeep.gc.Metrics().Collectors()...)
 	cfg := api.Config{
 		Chunks: o.store, Names: o.catalog, Bucket: o.bucket, Local: true,
 		Convert: func(ctx context.Context, r api.ConvertRequest, step func(api.Progress)) (api.ConvertResult, error) {
 			return o.convert(ctx, r, step, log)
 		},
 		Check: o.check, Rebuild: o.rebuild, Stats: o.stats,
+		GC: o.collect, Pin: o.pin, Unpin: o.unpin, Pins: o.catalog.Pins, Leases: o.upkeep.leases,
 		Registry: reg, Log: log, MetricsOpen: metricsOpen,
 	}
 	if guard != nil {
@@ -51,8 +53,10 @@ func (o *owner) convert(ctx context.Context, r api.ConvertRequest, step func(api
 	if err := errors.Join(bounds.SetAll(o.limits), bounds.SetAll(r.Limits)); err != nil {
 		return api.ConvertResult{}, fmt.Errorf("%w: %w", api.ErrBadRequest, err)
 	}
+	s, b := o.session()
+	defer s.End()
 	res, err := converter.Convert(ctx, converter.Config{
-		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, ChunkSize: uint32(o.meta.ChunkSize),
+		Store: o.store, Bucket: b, Catalog: o.catalog, ChunkSize: uint32(o.meta.ChunkSize),
 		MACKey: o.macKey, SigningKey: o.signing, Log: log,
 		Limits:   bounds,
 		Progress: func(e converter.Event) { step(progressOf(e)) },

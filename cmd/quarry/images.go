@@ -6,8 +6,6 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-
-	"quarry/store/image"
 )
 
 func newImages() *cobra.Command {
@@ -33,37 +31,22 @@ func newImages() *cobra.Command {
 		return w.Flush()
 	}
 	c := &cobra.Command{
-		Use:   "images [ls|show|rm]",
-		Short: "list, show and remove the names of a store",
+		Use:   "images [ls|show|rm|pin|unpin|pins]",
+		Short: "list, show, remove and pin the images of a store",
 		Args:  exactArgs(0),
 		RunE:  list,
 	}
 	ls := &cobra.Command{Use: "ls", Short: "list names and source digests", Args: exactArgs(0), RunE: list}
 	show := newImagesShow(&t)
-	rm := &cobra.Command{
-		Use:   "rm IMAGE",
-		Short: "remove a name; its chunks stay",
-		Args:  exactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			ref, err := image.ParseName(args[0])
-			if err != nil {
-				return fmt.Errorf("%w: %w", errUsage, err)
-			}
-			cl, err := t.client(c.Context())
-			if err != nil {
-				return err
-			}
-			defer cl.Close()
-			return cl.DeleteName(c.Context(), ref)
-		},
-	}
-	for _, sub := range []*cobra.Command{c, ls, show, rm} {
+	rm := newImagesRm(&t)
+	pins := newImagesPins(&t)
+	for _, sub := range append([]*cobra.Command{c, ls, show, rm}, pins...) {
 		t.flags(sub)
 	}
 	for _, sub := range []*cobra.Command{c, ls} {
 		sub.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	}
-	c.AddCommand(ls, show, rm)
+	c.AddCommand(append(pins, ls, show, rm)...)
 	return c
 }
 

@@ -41,6 +41,7 @@ func (d dataDir) keys() string         { return filepath.Join(string(d), "keys")
 func (d dataDir) signingKey() string   { return filepath.Join(d.keys(), "signing.key") }
 func (d dataDir) signingPub() string   { return filepath.Join(d.keys(), "signing.pub") }
 func (d dataDir) converterKey() string { return filepath.Join(d.keys(), "converter.key") }
+func (d dataDir) node() string         { return filepath.Join(string(d), "node") }
 func (d dataDir) run() string          { return filepath.Join(string(d), "run") }
 func (d dataDir) socket() string       { return filepath.Join(d.run(), "quarry.sock") }
 func (d dataDir) serveLog() string     { return filepath.Join(d.run(), "serve.log") }
@@ -99,6 +100,7 @@ type owner struct {
 	limits  limits // of conversions
 	metrics *packed.Metrics
 	log     *slog.Logger
+	upkeep  *upkeep // nil until all else is open
 }
 
 // ownerConfig says how to open a data folder.
@@ -110,6 +112,9 @@ type ownerConfig struct {
 	workers    int
 	background bool // gives way to a server that a person starts
 	limits     limits
+	gcEvery    time.Duration  // 0: only when told
+	retain     *time.Duration // of gc; nil = its default
+	grace      *time.Duration // of gc; nil = as the bucket needs it
 	log        *slog.Logger
 }
 
@@ -138,7 +143,7 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 	if err := o.openBucket(ctx, cfg); err != nil {
 		return nil, err
 	}
-	if o.catalog, err = catalog.Open(ctx, catalog.Config{Journal: o.bucket, Log: cfg.log}); err != nil {
+	if o.catalog, err = catalog.Open(ctx, catalog.Config{Journal: o.bucket, Log: cfg.log, Clock: time.Now}); err != nil {
 		return nil, err
 	}
 	if o.index, err = chunkindex.Open(chunkindex.Config{Dir: cfg.dir.index(), Log: cfg.log}); err != nil {
@@ -149,7 +154,10 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 		TmpDir: cfg.dir.tmp(), Workers: cfg.workers, Log: cfg.log,
 		Metrics: o.metrics,
 	})
-	return o, err
+	if err != nil {
+		return nil, err
+	}
+	return o, o.openUpkeep(ctx, cfg)
 }
 
 // openBucket opens the bucket and reads what store it is, or makes it one.
@@ -173,6 +181,9 @@ func (o *owner) openBucket(ctx context.Context, cfg ownerConfig) error {
 
 func (o *owner) close() error {
 	var errs []error
+	if o.upkeep != nil {
+		o.upkeep.close()
+	}
 	if o.index != nil {
 		errs = append(errs, o.index.Close())
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"quarry/api"
 	"quarry/api/client"
@@ -68,8 +69,9 @@ func runReader(ctx context.Context, dir string, f readerFlags, stderr io.Writer)
 // chunkSource is the store clients of an image as the reader wants them.
 type chunkSource struct {
 	*client.Stores
-	local *client.Client // of the data folder, nil for store nodes
-	data  dataDir        // "" for store nodes
+	clients []*client.Client // of all stores
+	data    dataDir          // "" for store nodes
+	renewed *time.Time       // when all of them were told of the lease; its caller locks
 }
 
 var _ reader.ChunkSource = chunkSource{}
@@ -80,11 +82,10 @@ func openChunks(o folder.Origin) (reader.ChunkSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := chunkSource{Stores: client.NewStores(client.StoresConfig{Clients: clients}), data: dataDir(o.Data)}
-	if o.Data != "" {
-		s.local = clients[0]
-	}
-	return s, nil
+	return chunkSource{
+		Stores:  client.NewStores(client.StoresConfig{Clients: clients}),
+		clients: clients, data: dataDir(o.Data), renewed: new(time.Time),
+	}, nil
 }
 
 // Bootstrap implements folder.Content.
@@ -123,14 +124,41 @@ func trafficOf(st client.Stats) reader.Traffic {
 	}
 }
 
-// KeepAlive implements reader.ChunkSource. Only a data folder's own socket
-// takes leases.
-func (s chunkSource) KeepAlive(ctx context.Context, lease string, id chunk.Digest, ttl time.Duration) error {
+// remoteTTL is how long a lease at a store node lasts, and remoteEvery how often it is
+// renewed: hundreds of workers do that for each of their mounts.
+const (
+	remoteTTL   = 10 * time.Minute
+	remoteEvery = 2 * time.Minute
+)
+
+// KeepAlive implements reader.ChunkSource. Every store of the image is told: they may
+// be stores of their own.
+func (s chunkSource) KeepAlive(ctx context.Context, lease string, id, bootstrap chunk.Digest, ttl time.Duration) error {
 	if s.data == "" {
-		return nil
+		if time.Since(*s.renewed) < remoteEvery {
+			return nil
+		}
+		ttl = remoteTTL
 	}
-	_, err := s.local.RenewLease(ctx, lease, id.String(), ttl)
+	err := s.each(func(c *client.Client) error {
+		_, err := c.RenewLease(ctx, lease, id.String(), bootstrap, ttl)
+		return err
+	})
+	if err == nil {
+		*s.renewed = time.Now()
+	}
 	return err
+}
+
+// each calls fn for all stores at once, so that one which is away holds up no other.
+func (s chunkSource) each(fn func(*client.Client) error) error {
+	var g errgroup.Group
+	errs := make([]error, len(s.clients))
+	for i, c := range s.clients {
+		g.Go(func() error { errs[i] = fn(c); return nil })
+	}
+	g.Wait()
+	return errors.Join(errs...)
 }
 
 // SendTrace implements reader.ChunkSource.
@@ -145,8 +173,8 @@ func (s chunkSource) SendTrace(ctx context.Context, id chunk.Digest, record []by
 // EndLease implements reader.ChunkSource.
 func (s chunkSource) EndLease(ctx context.Context, lease string) error {
 	// A server that is gone has no lease, and none is started to hear that.
-	if s.data == "" || !answers(ctx, s.data) {
+	if s.data != "" && !answers(ctx, s.data) {
 		return nil
 	}
-	return s.local.EndLease(ctx, lease)
+	return s.each(func(c *client.Client) error { return c.EndLease(ctx, lease) })
 }

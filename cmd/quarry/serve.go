@@ -38,6 +38,9 @@ type serveOptions struct {
 	workers    int
 	background bool
 	limits     limits
+	gcEvery    string
+	retain     string
+	grace      string
 }
 
 func newServe() *cobra.Command {
@@ -66,6 +69,9 @@ The limits of serve are the defaults of the conversions it makes.`,
 	f.BoolVar(&o.noSign, "no-sign", false, "convert without signing; images stay unsigned")
 	f.IntVar(&o.workers, "workers", 0, "compression workers; 0 is one per processor")
 	f.Func("limit", limitUsage, o.limits.set)
+	f.StringVar(&o.gcEvery, "gc-every", "24h", "delete what nothing needs that often, as quarry gc does; 0s never")
+	f.StringVar(&o.retain, "gc-retain", "", "keep the images of moved and deleted names for so long (default 168h)")
+	f.StringVar(&o.grace, "gc-grace", "", "keep packs for nodes that read the bucket (default 1h; 0s for a bucket in DIR)")
 	f.BoolVar(&o.background, "background", false, "serve the socket only and exit when idle")
 	f.MarkHidden("background")
 	return c
@@ -106,6 +112,31 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 	return errors.Join(err, own.close())
 }
 
+// gcFlags reads the flags of gc. A server that a command started collects only when it
+// is told.
+func (o serveOptions) gcFlags() (every time.Duration, retain, grace *time.Duration, err error) {
+	if o.background {
+		return 0, nil, nil, nil
+	}
+	if every, err = parseAge(o.gcEvery); err != nil {
+		return 0, nil, nil, fmt.Errorf("%w: --gc-every: %w", errUsage, err)
+	}
+	for _, f := range []struct {
+		name, text string
+		to         **time.Duration
+	}{{"--gc-retain", o.retain, &retain}, {"--gc-grace", o.grace, &grace}} {
+		if f.text == "" {
+			continue
+		}
+		d, err := parseAge(f.text)
+		if err != nil {
+			return 0, nil, nil, fmt.Errorf("%w: %s: %w", errUsage, f.name, err)
+		}
+		*f.to = &d
+	}
+	return every, retain, grace, nil
+}
+
 // takeOver opens the data folder. A background server that has it is told to
 // end; any other owner is an error.
 func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, error) {
@@ -113,7 +144,13 @@ func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, er
 	if err != nil {
 		return nil, err
 	}
-	cfg := ownerConfig{dir: dataDir(o.data), bucket: place, keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
+	every, retain, grace, err := o.gcFlags()
+	if err != nil {
+		return nil, err
+	}
+	cfg := ownerConfig{
+		gcEvery: every, retain: retain, grace: grace,
+		dir: dataDir(o.data), bucket: place, keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
 	// The other server may use all of its drain time, and closes its index then.
 	ctx, cancel := context.WithTimeout(ctx, drainTime+closeTime)
 	defer cancel()

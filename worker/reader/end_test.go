@@ -60,7 +60,7 @@ type leases struct {
 	early   *atomic.Bool  // that was while it was being renewed
 }
 
-func (l leases) KeepAlive(context.Context, string, chunk.Digest, time.Duration) error {
+func (l leases) KeepAlive(context.Context, string, chunk.Digest, chunk.Digest, time.Duration) error {
 	select {
 	case l.renewed <- struct{}{}:
 	default:

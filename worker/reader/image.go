@@ -2,6 +2,7 @@ package reader
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -27,6 +28,7 @@ type openImage struct {
 	err    error
 	*blockdev.Device
 	src       ChunkSource
+	bootstrap chunk.Digest
 	chunks    []rafs.Chunk // of the image, by number
 	recording *recording
 	opened    time.Time
@@ -146,7 +148,7 @@ func (r *reader) load(ctx context.Context, im *openImage, id chunk.Digest) error
 	if err != nil {
 		return err
 	}
-	im.src = src
+	im.src, im.bootstrap = src, local.Statement.Bootstrap
 	if b := local.RAFS.Blob; b != nil {
 		im.chunks = b.Chunks
 	}
@@ -218,7 +220,7 @@ func (r *reader) renewLease(ctx context.Context, id chunk.Digest, im *openImage)
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaseCall)
 	defer cancel()
-	if err := im.src.KeepAlive(ctx, im.lease(id), id, leaseTTL); err != nil {
+	if err := im.src.KeepAlive(ctx, im.lease(id), id, im.bootstrap, leaseTTL); err != nil {
 		r.cfg.Log.WarnContext(ctx, "lease not renewed", "image_id", id, "err", err)
 	}
 }
@@ -236,10 +238,13 @@ func (r *reader) endLease(id chunk.Digest, im *openImage) {
 }
 
 // lease names this opening of the image: one that ends must not end the lease of
-// the next.
+// the next, nor that of a reader with the same pid on another machine.
 func (im *openImage) lease(id chunk.Digest) string {
-	return fmt.Sprintf("reader-%d-%d-%s", os.Getpid(), im.number, id.Hex()[:16])
+	return fmt.Sprintf("reader-%s-%d-%d-%s", machine[:8], os.Getpid(), im.number, id.Hex()[:16])
 }
+
+// machine is this process among those of all machines.
+var machine = rand.Text()
 
 // loaded reports whether the image is there to be asked.
 func (im *openImage) loaded() bool {

@@ -29,8 +29,9 @@ type ChunkSource interface {
 	folder.Content
 	// Traffic counts what this image has cost the network and its stores.
 	Traffic() Traffic
-	// KeepAlive tells the store that the image is mounted, for about ttl.
-	KeepAlive(ctx context.Context, lease string, id chunk.Digest, ttl time.Duration) error
+	// KeepAlive tells the stores that the image with that bootstrap is mounted, for
+	// about ttl.
+	KeepAlive(ctx context.Context, lease string, id, bootstrap chunk.Digest, ttl time.Duration) error
 	// EndLease takes that back.
 	EndLease(ctx context.Context, lease string) error
 	// SendTrace sends the encoded record of a run.

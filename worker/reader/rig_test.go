@@ -67,8 +67,10 @@ func (s source) Traffic() reader.Traffic {
 		Hedges: int64(st.Hedges), HedgesWon: int64(st.HedgesWon), AskedAgain: int64(st.Again),
 	}
 }
-func (source) KeepAlive(context.Context, string, chunk.Digest, time.Duration) error { return nil }
-func (source) EndLease(context.Context, string) error                               { return nil }
+func (source) KeepAlive(context.Context, string, chunk.Digest, chunk.Digest, time.Duration) error {
+	return nil
+}
+func (source) EndLease(context.Context, string) error { return nil }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
