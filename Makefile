@@ -83,7 +83,7 @@ lint: $(BIN)/staticcheck
 	$(BIN)/staticcheck -tags vm ./nbd/attach
 
 # What reads bytes from outside, 30 s each.
-FUZZ := converter:FuzzLayerStack converter/layer:FuzzRead converter/oci:FuzzOpen internal/inflate:FuzzReader rafs:FuzzDecode rafs:FuzzPatched store/cache:FuzzIndex store/trace:FuzzDecode store/trace:FuzzStream nbd/attach:FuzzNetlink
+FUZZ := api/registry:FuzzParse converter:FuzzLayerStack converter/layer:FuzzRead converter/oci:FuzzOpen internal/inflate:FuzzReader rafs:FuzzDecode rafs:FuzzPatched store/cache:FuzzIndex store/trace:FuzzDecode store/trace:FuzzStream nbd/attach:FuzzNetlink
 
 fuzz:
 	@.ci/fuzz 30s $(FUZZ)

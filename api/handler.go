@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -84,6 +85,11 @@ type Config struct {
 	Job func(ctx context.Context, ref image.Ref, source chunk.Digest, p image.Platform) error
 	// Jobs is the queue of conversions. nil: none are offered.
 	Jobs *jobs.Queue
+
+	// V2 serves the paths of the registry, /v2 and what is below it but for the token
+	// flow, and V2Local those of the local handler, which asks for no token. Nil:
+	// there is none.
+	V2, V2Local http.Handler
 
 	Registry *prometheus.Registry // for the handler's metrics and /metrics; nil = a new one
 	Log      *slog.Logger         // nil = discard
@@ -213,6 +219,11 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w.Header().Set(HeaderRequestID, id)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 
+	if front := h.front(r.URL.EscapedPath()); front != nil {
+		defer func() { h.account(r, "v2", id, w, nil, time.Since(start)) }() // also when it cuts its answer off
+		front.ServeHTTP(w, r)
+		return
+	}
 	name := "none"
 	rt, row, err := parse(r.Method, r.URL.EscapedPath(), r.URL.RawQuery)
 	if row != nil {
@@ -234,14 +245,30 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		w.status = toError(err).Status // what it would have been, for metrics and log
 	}
-	h.sent.Add(uint64(w.bytes))
-	h.metrics.sent.Add(float64(w.bytes))
-	h.metrics.observe(name, w.status, time.Since(start))
-	h.logRequest(r, name, id, w, err, time.Since(start))
+	h.account(r, name, id, w, err, time.Since(start))
 	if err != nil && begun {
 		// A body that was begun and cannot be finished must not look complete.
 		panic(http.ErrAbortHandler)
 	}
+}
+
+// front returns what serves a path of the registry, nil for other paths.
+func (h *Handler) front(path string) http.Handler {
+	if path != "/v2" && !strings.HasPrefix(path, "/v2/") || path == access.TokenPath {
+		return nil
+	}
+	if h.local {
+		return h.cfg.V2Local
+	}
+	return h.cfg.V2
+}
+
+// account counts and logs a request that was served.
+func (h *Handler) account(r *http.Request, name, id string, w *response, err error, took time.Duration) {
+	h.sent.Add(uint64(w.bytes))
+	h.metrics.sent.Add(float64(w.bytes))
+	h.metrics.observe(name, w.status, took)
+	h.logRequest(r, name, id, w, err, took)
 }
 
 // serve answers one parsed request, or returns why it cannot.

@@ -10,6 +10,7 @@ import (
 
 	"quarry/api"
 	"quarry/api/access"
+	front "quarry/api/registry"
 	"quarry/converter"
 	"quarry/converter/oci"
 	"quarry/store/check"
@@ -29,9 +30,12 @@ func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logge
 		},
 		Check: o.check, Rebuild: o.rebuild, Stats: o.stats,
 		GC: o.collect, Pin: o.pin, Unpin: o.unpin, Pins: o.catalog.Pins, Leases: o.upkeep.leases,
+		Job: o.job, V2Local: front.New(front.Config{Store: o.registry, Log: log}),
 		Registry: reg, Log: log, MetricsOpen: metricsOpen,
 	}
+	cfg.V2 = cfg.V2Local
 	if guard != nil {
+		cfg.V2 = front.New(front.Config{Store: o.registry, Authorize: guard.Authorize, Log: log})
 		reg.MustRegister(guard.Collectors()...)
 		cfg.Authorize, cfg.Covered, cfg.Token = guard.Authorize, guard.Covered, guard.ServeToken
 	}

@@ -26,6 +26,7 @@ import (
 	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/packed"
+	"quarry/store/registry"
 	"quarry/worker/folder"
 )
 
@@ -37,6 +38,7 @@ func (d dataDir) bucket() string       { return filepath.Join(string(d), "bucket
 func (d dataDir) bucketFile() string   { return filepath.Join(string(d), "bucket.json") }
 func (d dataDir) index() string        { return filepath.Join(string(d), "index") }
 func (d dataDir) tmp() string          { return filepath.Join(string(d), "tmp") }
+func (d dataDir) uploads() string      { return filepath.Join(string(d), "uploads") }
 func (d dataDir) keys() string         { return filepath.Join(string(d), "keys") }
 func (d dataDir) signingKey() string   { return filepath.Join(d.keys(), "signing.key") }
 func (d dataDir) signingPub() string   { return filepath.Join(d.keys(), "signing.pub") }
@@ -87,35 +89,37 @@ func openDataDir(path string) (dataDir, error) {
 // owner is the one process that has a data folder open: everything that needs
 // the index or writes the bucket happens in it.
 type owner struct {
-	dir     dataDir
-	lock    *proc.Lock
-	bucket  storage
-	catalog *catalog.Catalog
-	index   *chunkindex.Index
-	store   *packed.Store
-	meta    packed.Meta
-	signing *signer.Key // nil: images stay unsigned
-	trust   signer.Trust
-	macKey  []byte
-	limits  limits // of conversions
-	metrics *packed.Metrics
-	log     *slog.Logger
-	upkeep  *upkeep // nil until all else is open
+	dir      dataDir
+	lock     *proc.Lock
+	bucket   storage
+	catalog  *catalog.Catalog
+	index    *chunkindex.Index
+	store    *packed.Store
+	registry *registry.Store
+	meta     packed.Meta
+	signing  *signer.Key // nil: images stay unsigned
+	trust    signer.Trust
+	macKey   []byte
+	limits   limits // of conversions
+	metrics  *packed.Metrics
+	log      *slog.Logger
+	upkeep   *upkeep // nil until all else is open
 }
 
 // ownerConfig says how to open a data folder.
 type ownerConfig struct {
-	dir        dataDir
-	bucket     bucketURL // empty: as the folder remembers it
-	keyFile    string    // signs instead of keys/signing.key
-	noSign     bool
-	workers    int
-	background bool // gives way to a server that a person starts
-	limits     limits
-	gcEvery    time.Duration  // 0: only when told
-	retain     *time.Duration // of gc; nil = its default
-	grace      *time.Duration // of gc; nil = as the bucket needs it
-	log        *slog.Logger
+	dir         dataDir
+	bucket      bucketURL // empty: as the folder remembers it
+	keyFile     string    // signs instead of keys/signing.key
+	noSign      bool
+	workers     int
+	uploadSpace int64 // 0 is the default
+	background  bool  // gives way to a server that a person starts
+	limits      limits
+	gcEvery     time.Duration  // 0: only when told
+	retain      *time.Duration // of gc; nil = its default
+	grace       *time.Duration // of gc; nil = as the bucket needs it
+	log         *slog.Logger
 }
 
 // openOwner opens a data folder, making what is missing of it.
@@ -157,6 +161,9 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := o.openRegistry(cfg); err != nil {
+		return nil, err
+	}
 	return o, o.openUpkeep(ctx, cfg)
 }
 
@@ -183,6 +190,9 @@ func (o *owner) close() error {
 	var errs []error
 	if o.upkeep != nil {
 		o.upkeep.close()
+	}
+	if o.registry != nil {
+		errs = append(errs, o.registry.Close())
 	}
 	if o.index != nil {
 		errs = append(errs, o.index.Close())

@@ -36,6 +36,7 @@ type serveOptions struct {
 	key        string
 	noSign     bool
 	workers    int
+	uploads    uploadSpace
 	background bool
 	limits     limits
 	gcEvery    string
@@ -68,6 +69,7 @@ The limits of serve are the defaults of the conversions it makes.`,
 	f.StringVar(&o.key, "key", "", "sign with this private key instead of DIR/keys/signing.key")
 	f.BoolVar(&o.noSign, "no-sign", false, "convert without signing; images stay unsigned")
 	f.IntVar(&o.workers, "workers", 0, "compression workers; 0 is one per processor")
+	f.StringVar(&o.uploads.text, "upload-space", "", "bytes on disk for unfinished pushes together, as 512M or 20G; default is 32G")
 	f.Func("limit", limitUsage, o.limits.set)
 	f.StringVar(&o.gcEvery, "gc-every", "24h", "delete what nothing needs that often, as quarry gc does; 0s never")
 	f.StringVar(&o.retain, "gc-retain", "", "keep the images of moved and deleted names for so long (default 168h)")
@@ -108,7 +110,9 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 		return err
 	}
 	handler := newHandler(own, guard, o.doors.metricsOpen, log)
+	stop := own.start(ctx)
 	err = serveAll(ctx, o, dir, handler, log, stdout)
+	stop()
 	return errors.Join(err, own.close())
 }
 
@@ -144,12 +148,16 @@ func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, er
 	if err != nil {
 		return nil, err
 	}
+	space, err := o.uploads.bytes()
+	if err != nil {
+		return nil, err
+	}
 	every, retain, grace, err := o.gcFlags()
 	if err != nil {
 		return nil, err
 	}
 	cfg := ownerConfig{
-		gcEvery: every, retain: retain, grace: grace,
+		uploadSpace: space, gcEvery: every, retain: retain, grace: grace,
 		dir: dataDir(o.data), bucket: place, keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
 	// The other server may use all of its drain time, and closes its index then.
 	ctx, cancel := context.WithTimeout(ctx, drainTime+closeTime)

@@ -32,7 +32,7 @@ type Config struct {
 
 // Problem is one thing that is wrong.
 type Problem struct {
-	Kind    string // constant: that of packed.Problem, or "object", "statement", "layer-record", "failure-record", "trace-record", "job-record", "unconverted", "name", "chunk-missing", "unsigned", "unknown"
+	Kind    string // constant: that of packed.Problem, or "object", "statement", "layer-record", "failure-record", "trace-record", "job-record", "unconverted", "name", "blob", "chunk-missing", "unsigned", "unknown"
 	Object  string // key in the bucket
 	Offset  int64
 	Digest  chunk.Digest // of the chunk or object, zero when there is none
@@ -60,7 +60,7 @@ type checker struct {
 	touched map[chunk.Digest]*users       // by damaged chunk
 	names   []catalog.Name                // before the check, so that all of them have their images by now
 	named   map[chunk.Digest]*users       // names by source digest
-	sources map[chunk.Digest]bool         // those with an image statement
+	sources map[chunk.Digest]bool         // those with an image statement, and pushed ones that wait for theirs
 	blobs   map[chunk.Digest]chunk.Digest // virtual blob by good bootstrap; zero when it has none
 	lacking bool                          // an image lacks something, or it is not known what it needs
 }
@@ -92,7 +92,7 @@ func Run(ctx context.Context, cfg Config, report func(Problem)) (Summary, error)
 	if err := cfg.Store.Check(ctx, packed.CheckConfig{Quick: cfg.Quick}, c.packProblem); err != nil {
 		return c.sum, err
 	}
-	for _, step := range []func(context.Context) error{c.images, c.layers, c.failures, c.jobs, c.traces} {
+	for _, step := range []func(context.Context) error{c.images, c.layers, c.failures, c.jobs, c.traces, c.pushed} {
 		if err := step(ctx); err != nil {
 			return c.sum, err
 		}

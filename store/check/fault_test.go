@@ -177,8 +177,8 @@ func TestNamesThatLeadNowhereAreToldInOrder(t *testing.T) {
 	if diff := cmp.Diff(got, want); diff != "" {
 		t.Errorf("names (-got +want):\n%s", diff)
 	}
-	if lists != 6 {
-		t.Errorf("%d listings, want images, signatures of the one image, layers, failures, jobs, traces", lists)
+	if lists != 7 {
+		t.Errorf("%d listings, want images, signatures of the one image, layers, failures, jobs, traces, pushed blobs", lists)
 	}
 }
 

@@ -39,16 +39,17 @@ type Content struct {
 	bucket bucket.Bucket
 }
 
-// content finds stored content. Errors: ErrBlobUnknown.
-func (s *Store) content(ctx context.Context, d digest.Digest) (*Content, error) {
-	obj, err := s.bucket.Stat(ctx, ContentKey(d))
+// FindContent finds the content of a blob or manifest, whichever repository it is
+// in. Errors: ErrBlobUnknown.
+func FindContent(ctx context.Context, b bucket.Bucket, d digest.Digest) (*Content, error) {
+	obj, err := b.Stat(ctx, ContentKey(d))
 	if errors.Is(err, bucket.ErrNotFound) {
 		return nil, fmt.Errorf("%w: %s", ErrBlobUnknown, d)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look for %s: %w", d, err)
 	}
-	return &Content{Digest: d, Size: obj.Size, bucket: s.bucket}, nil
+	return &Content{Digest: d, Size: obj.Size, bucket: b}, nil
 }
 
 // Reader reads size bytes from off on. When that is the whole content it is
@@ -129,7 +130,7 @@ func (s *Store) blob(ctx context.Context, repo string, d digest.Digest) (*Conten
 	if err != nil {
 		return nil, err
 	}
-	c, err := s.content(ctx, d)
+	c, err := FindContent(ctx, s.bucket, d)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +164,7 @@ func (s *Store) keepBlob(ctx context.Context, repo string, d digest.Digest, body
 		return err
 	}
 	defer unlock()
-	c, err := s.content(ctx, d)
+	c, err := FindContent(ctx, s.bucket, d)
 	if err != nil && !errors.Is(err, ErrBlobUnknown) {
 		return err
 	}

@@ -42,6 +42,12 @@ func elems(d digest.Digest) string { return d.Algorithm().String() + "/" + d.Enc
 // ContentKey is the key of the content of a blob or manifest.
 func ContentKey(d digest.Digest) string { return BlobsPrefix + elems(d) }
 
+// ParseContentKey is the inverse of ContentKey.
+func ParseContentKey(key string) (digest.Digest, bool) {
+	d, err := parseElems(strings.TrimPrefix(key, BlobsPrefix))
+	return d, err == nil && ContentKey(d) == key
+}
+
 // BlobKey is the key of the record that a repository has a blob.
 func BlobKey(repo string, d digest.Digest) string { return ReposPrefix + repo + blobsElem + elems(d) }
 

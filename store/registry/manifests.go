@@ -236,7 +236,7 @@ func (s *Store) StatManifest(ctx context.Context, repo string, d digest.Digest) 
 	if err != nil {
 		return Manifest{}, err
 	}
-	c, err := s.content(ctx, d)
+	c, err := FindContent(ctx, s.bucket, d)
 	if errors.Is(err, ErrBlobUnknown) {
 		return Manifest{}, fmt.Errorf("%w: the content of %s is gone", ErrManifestUnknown, d)
 	}

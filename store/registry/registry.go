@@ -38,6 +38,7 @@ var (
 	ErrManifestUnknown     = errors.New("manifest is not in this repository")
 	ErrManifestInvalid     = errors.New("manifest is invalid")
 	ErrManifestBlobUnknown = errors.New("manifest names what is not in this repository")
+	ErrNameInvalid         = errors.New("repository name is invalid")
 	ErrNameUnknown         = errors.New("repository is unknown")
 	ErrDamaged             = errors.New("stored content is damaged")
 )
@@ -128,7 +129,7 @@ func setDefault[T int | int64 | time.Duration](v *T, def T) {
 // for the converter. The reader fails at its end when the bytes are not those of
 // the digest. Errors: ErrBlobUnknown.
 func (s *Store) Open(ctx context.Context, d digest.Digest) (io.ReadCloser, int64, error) {
-	c, err := s.content(ctx, d)
+	c, err := FindContent(ctx, s.bucket, d)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -137,7 +138,7 @@ func (s *Store) Open(ctx context.Context, d digest.Digest) (io.ReadCloser, int64
 
 // Has reports whether the content of a digest is stored, in whichever repository.
 func (s *Store) Has(ctx context.Context, d digest.Digest) (bool, error) {
-	_, err := s.content(ctx, d)
+	_, err := FindContent(ctx, s.bucket, d)
 	if errors.Is(err, ErrBlobUnknown) {
 		return false, nil
 	}

@@ -1,0 +1,264 @@
+// Package registry serves what OCI clients push and pull: the distribution
+// specification, version 1.1, below /v2/. A pure function reads the request line,
+// handlers return errors, and one table says what an error is on the wire; what a
+// push promises is store/registry's.
+package registry
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/opencontainers/go-digest"
+	specs "github.com/opencontainers/image-spec/specs-go"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"quarry/api/access"
+	"quarry/store/registry"
+)
+
+// Config is what a Handler serves.
+type Config struct {
+	Store *registry.Store
+	// Authorize holds a request against what it needs, before anything else is done:
+	// pull or push in its repository, any token for the root. Nil: everybody may do
+	// everything.
+	Authorize func(r *http.Request, need access.Scope, repo string) error
+	Log       *slog.Logger // nil = discard
+}
+
+// Handler serves the registry. Safe for concurrent use.
+type Handler struct {
+	store     *registry.Store
+	authorize func(r *http.Request, need access.Scope, repo string) error
+	log       *slog.Logger
+}
+
+var _ http.Handler = (*Handler)(nil)
+
+// New returns a handler of cfg.
+func New(cfg Config) *Handler {
+	h := &Handler{store: cfg.Store, authorize: cfg.Authorize, log: cfg.Log}
+	if h.log == nil {
+		h.log = slog.New(slog.DiscardHandler)
+	}
+	if h.authorize == nil {
+		h.authorize = func(*http.Request, access.Scope, string) error { return nil }
+	}
+	return h
+}
+
+// begunError is an error after the status line was sent.
+type begunError struct{ error }
+
+func (e begunError) Unwrap() error { return e.error }
+
+// ServeHTTP implements http.Handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Docker-Distribution-API-Version", "registry/2.0")
+	req, err := parse(r.Method, r.URL.EscapedPath(), r.URL.RawQuery)
+	if err == nil {
+		err = h.authorize(r, req.needs(), req.repo)
+	}
+	if err == nil {
+		err = h.serve(w, r, req)
+	}
+	if err == nil {
+		return
+	}
+	h.logError(w, r, err)
+	if errors.As(err, new(begunError)) {
+		panic(http.ErrAbortHandler) // what cannot be finished must not look complete
+	}
+	writeError(w, err)
+}
+
+// logError logs what the operator has to see, with the id that the API gave to the
+// request. That something is not there is an answer like others.
+func (h *Handler) logError(w http.ResponseWriter, r *http.Request, err error) {
+	level := slog.LevelDebug
+	if row := lookup(err); row.status >= http.StatusInternalServerError {
+		level = slog.LevelError
+	}
+	h.log.LogAttrs(r.Context(), level, "registry request refused", slog.String("request_id", w.Header().Get("X-Request-Id")),
+		slog.String("method", r.Method), slog.String("path", r.URL.EscapedPath()), slog.Any("error", err))
+}
+
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, req request) error {
+	switch req.op {
+	case opPing:
+		return writeJSON(w, "application/json", struct{}{})
+	case opBlob:
+		return h.getBlob(w, r, req)
+	case opBlobDelete:
+		return accepted(w, h.store.DeleteBlob(r.Context(), req.repo, req.digest))
+	case opUploadStart:
+		return h.startUpload(w, r, req)
+	case opUploadOffset:
+		return h.uploadOffset(w, req)
+	case opUploadAppend:
+		return h.appendUpload(w, r, req)
+	case opUploadFinish:
+		return h.finishUpload(w, r, req)
+	case opUploadCancel:
+		if err := h.store.CancelUpload(req.repo, req.id); err != nil {
+			return err
+		}
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	case opManifest:
+		return h.getManifest(w, r, req)
+	case opManifestPut:
+		return h.putManifest(w, r, req)
+	case opManifestDelete:
+		if req.tag != "" {
+			return accepted(w, h.store.DeleteTag(r.Context(), req.repo, req.tag))
+		}
+		return accepted(w, h.store.DeleteManifest(r.Context(), req.repo, req.digest))
+	case opTags:
+		return h.listTags(w, r, req)
+	case opReferrers:
+		return h.listReferrers(w, r, req)
+	}
+	return fmt.Errorf("%w: operation %d", errNoRoute, req.op)
+}
+
+func accepted(w http.ResponseWriter, err error) error {
+	if err == nil {
+		w.WriteHeader(http.StatusAccepted)
+	}
+	return err
+}
+
+// getManifest answers with the bytes as they were pushed, whatever the client
+// accepts: their digest is what it asked for.
+func (h *Handler) getManifest(w http.ResponseWriter, r *http.Request, req request) (err error) {
+	d := req.digest
+	if req.tag != "" {
+		if d, err = h.store.Resolve(r.Context(), req.repo, req.tag); err != nil {
+			return err
+		}
+	}
+	var m registry.Manifest
+	var body []byte
+	if req.head {
+		m, err = h.store.StatManifest(r.Context(), req.repo, d)
+	} else {
+		m, body, err = h.store.Manifest(r.Context(), req.repo, d)
+	}
+	if err != nil {
+		return err
+	}
+	setContent(w, d, m.Size, m.MediaType)
+	return send(w, body)
+}
+
+func setContent(w http.ResponseWriter, d digest.Digest, size int64, mediaType string) {
+	w.Header().Set("Content-Type", mediaType)
+	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	w.Header().Set("Docker-Content-Digest", d.String())
+	w.Header().Set("ETag", `"`+d.String()+`"`)
+}
+
+// send writes a body that is all there.
+func send(w http.ResponseWriter, body []byte) error {
+	if _, err := w.Write(body); err != nil && !errors.Is(err, http.ErrBodyNotAllowed) {
+		return begunError{fmt.Errorf("send answer: %w", err)}
+	}
+	return nil
+}
+
+func (h *Handler) putManifest(w http.ResponseWriter, r *http.Request, req request) error {
+	body, err := readManifest(w, r)
+	if err != nil {
+		return err
+	}
+	m, err := h.store.PutManifest(r.Context(), registry.PutRequest{
+		Repo: req.repo, MediaType: mediaType(r), Body: body, Digest: req.digest, Tags: req.tags,
+	})
+	if err != nil {
+		return err
+	}
+	if m.Subject != "" {
+		w.Header().Set("OCI-Subject", m.Subject.String())
+	}
+	for _, tag := range req.tags {
+		w.Header().Add("OCI-Tag", tag)
+	}
+	return created(w, req.repo, "manifests", m.Digest)
+}
+
+// created answers that what has the digest is there now.
+func created(w http.ResponseWriter, repo, kind string, d digest.Digest) error {
+	w.Header().Set("Location", "/v2/"+repo+"/"+kind+"/"+d.String())
+	w.Header().Set("Docker-Content-Digest", d.String())
+	w.Header().Set("Content-Length", "0")
+	w.WriteHeader(http.StatusCreated)
+	return nil
+}
+
+func readManifest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if r.ContentLength > registry.MaxManifest {
+		return nil, fmt.Errorf("%w: manifest of %d bytes, at most %d are allowed", registry.ErrTooLarge, r.ContentLength, registry.MaxManifest)
+	}
+	body := watch(w, r.Body)
+	defer body.done()
+	b, err := io.ReadAll(io.LimitReader(body, registry.MaxManifest+1))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", registry.ErrBody, err)
+	}
+	return b, nil // PutManifest refuses one byte too much
+}
+
+func (h *Handler) listTags(w http.ResponseWriter, r *http.Request, req request) error {
+	tags, more, err := h.store.Tags(r.Context(), req.repo, req.last, req.n)
+	if err != nil {
+		return err
+	}
+	if more && len(tags) > 0 {
+		link(w, "/v2/"+req.repo+"/tags/list", url.Values{"n": {strconv.Itoa(req.n)}, "last": {tags[len(tags)-1]}})
+	}
+	return writeJSON(w, "application/json", struct {
+		Name string   `json:"name"`
+		Tags []string `json:"tags"`
+	}{req.repo, tags})
+}
+
+func (h *Handler) listReferrers(w http.ResponseWriter, r *http.Request, req request) error {
+	list, next, err := h.store.Referrers(r.Context(), req.repo, req.digest, req.artifactType, digest.Digest(req.last))
+	if err != nil {
+		return err
+	}
+	query := url.Values{}
+	if req.artifactType != "" {
+		w.Header().Set("OCI-Filters-Applied", "artifactType")
+		query.Set("artifactType", req.artifactType)
+	}
+	if next != "" {
+		query.Set("last", next.String())
+		link(w, "/v2/"+req.repo+"/referrers/"+req.digest.String(), query)
+	}
+	return writeJSON(w, v1.MediaTypeImageIndex, v1.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, Manifests: list,
+	})
+}
+
+// link names the next page.
+func link(w http.ResponseWriter, path string, query url.Values) {
+	w.Header().Set("Link", "<"+path+"?"+query.Encode()+`>; rel="next"`)
+}
+
+func writeJSON(w http.ResponseWriter, mediaType string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	w.Header().Set("Content-Type", mediaType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	return send(w, b)
+}

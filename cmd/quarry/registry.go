@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+
+	"quarry/api"
+	"quarry/store/chunk"
+	"quarry/store/image"
+	"quarry/store/registry"
+)
+
+// minUploadSpace is the least that --upload-space may be: less would refuse common
+// layers.
+const minUploadSpace = 64 << 20
+
+// uploadSpace is the room for unfinished uploads as --upload-space says it.
+type uploadSpace struct{ text string }
+
+// bytes returns what registry.Config takes: 0 for the default.
+func (s uploadSpace) bytes() (int64, error) {
+	if s.text == "" {
+		return 0, nil
+	}
+	n, err := parseSize(s.text)
+	if err == nil && n < minUploadSpace {
+		err = fmt.Errorf("%s: want %d MiB at least", s.text, minUploadSpace>>20)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%w: --upload-space %w", errUsage, err)
+	}
+	return n, nil
+}
+
+// openRegistry opens what is pushed to /v2/, and the uploads that were under way.
+func (o *owner) openRegistry(cfg ownerConfig) (err error) {
+	o.registry, err = registry.Open(registry.Config{
+		Bucket: o.bucket, Names: o.catalog, Key: o.signing, Dir: o.dir.uploads(),
+		UploadSpace: cfg.uploadSpace, Log: o.log,
+	})
+	return err
+}
+
+// start does what goes on beside requests until stop is called, which waits for it.
+func (o *owner) start(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { o.registry.Run(ctx) })
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// job tells of a source that was pushed and has no image yet.
+func (o *owner) job(ctx context.Context, _ image.Ref, source chunk.Digest, _ image.Platform) error {
+	ok, err := o.registry.Has(ctx, digest.Digest(source.String()))
+	if err != nil || !ok {
+		return err
+	}
+	return fmt.Errorf("%w: %s was pushed and is not converted", api.ErrPending, source)
+}
