@@ -30,6 +30,7 @@ demo: setup build pair
 # The programs' own tests come after the packages': both want the whole machine.
 test: setup build images lint
 	go test -race -timeout 20m $$(go list ./... | grep -v /e2e)
+	go test -timeout 20m -count=1 -run Simulation ./store/gc
 	go test -race -timeout 20m -p 1 ./e2e/...
 
 # Unit and package tests alone, quick, without the built programs.

@@ -25,6 +25,9 @@ func (rt route) needs() (need access.Scope, repo string, open bool) {
 	case opImages, opJobs, opJob, opJobEvents, opJobsEvents, opBootstrap, opConfig, opChunk, opBatch, opBlob:
 		return access.Pull, "", false
 	}
+	if rt.mount {
+		return access.Pull, "", false // whoever may read an image may keep it while reading
+	}
 	return access.Admin, "", false
 }
 

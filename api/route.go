@@ -66,6 +66,7 @@ type route struct {
 	have     *chunk.Digest // image id
 	digest   chunk.Digest
 	lease    string
+	mount    bool // the lease is asked for by a worker
 	after    string
 	limit    int
 	quick    bool
@@ -105,7 +106,7 @@ var routeTable = []routeRow{
 	{path: "/v1/admin/pins", methods: get(opPins), local: true, name: "pins"},
 	{path: "/v1/admin/pins/", methods: map[string]op{"PUT": opPin, "DELETE": opUnpin}, arg: (*route).setRef, local: true, name: "pin"},
 	{path: "/v1/leases/", methods: map[string]op{"GET": opLeaseGet, "PUT": opLeasePut, "DELETE": opLeaseDelete},
-		arg: (*route).setLease, name: "lease"},
+		arg: (*route).setMount, name: "mount"},
 	{path: "/v1/admin/leases", methods: get(opLeases), local: true, name: "leases"},
 	{path: "/v1/admin/leases/", methods: map[string]op{"GET": opLeaseGet, "PUT": opLeasePut, "DELETE": opLeaseDelete},
 		arg: (*route).setLease, local: true, name: "lease"},
@@ -244,6 +245,12 @@ func (rt *route) setDigest(s string) (err error) {
 func (rt *route) setHex(s string) (err error) {
 	rt.digest, err = chunk.ParseHex(s)
 	return err
+}
+
+// setMount is setLease for workers, who need not be admins.
+func (rt *route) setMount(s string) error {
+	rt.mount = true
+	return rt.setLease(s)
 }
 
 func (rt *route) setLease(s string) error {

@@ -19,6 +19,7 @@ import (
 	"quarry/store/gc"
 	"quarry/store/image"
 	"quarry/store/lease"
+	"quarry/store/registry"
 	"quarry/worker/folder"
 )
 
@@ -29,6 +30,9 @@ type upkeep struct {
 	gc     *gc.Collector
 	leases *lease.Table
 	limits gc.Limits
+	// sources are those of jobs that are queued or running; set before anything is
+	// served, nil when there are no jobs.
+	sources func() []chunk.Digest
 
 	stop context.CancelFunc
 	done sync.WaitGroup
@@ -77,7 +81,13 @@ func (o *owner) openUpkeep(ctx context.Context, cfg ownerConfig) error {
 	}
 	u.gc = gc.New(gc.Config{
 		Bucket: o.bucket, Catalog: o.catalog, Store: o.store, Gate: u.gate, Log: cfg.log, Limits: u.limits, Metrics: gc.NewMetrics(),
-		Leases: u.mounts, LayerChunks: o.layerChunks,
+		Leases: u.mounts, LayerChunks: o.layerChunks, Stored: o.manifests,
+		Roots: func(context.Context) ([]chunk.Digest, error) {
+			if u.sources == nil {
+				return nil, nil
+			}
+			return u.sources(), nil
+		},
 	})
 	ctx, u.stop = context.WithCancel(context.WithoutCancel(ctx))
 	u.done.Go(func() { u.leases.Run(ctx) })
@@ -101,6 +111,22 @@ func (u *upkeep) mounts(ctx context.Context) ([]gc.Lease, error) {
 		out[i] = gc.Lease{Image: l.Image, Bootstrap: l.Bootstrap}
 	}
 	return out, err
+}
+
+// manifests are the sources of the manifests in the bucket that were pushed.
+func (o *owner) manifests(ctx context.Context) ([]chunk.Digest, error) {
+	var sources []chunk.Digest
+	for obj, err := range o.bucket.List(ctx, registry.ReposPrefix) {
+		if err != nil {
+			return nil, err
+		}
+		if _, hex, ok := strings.Cut(obj.Key, "/_manifests/sha256/"); ok {
+			if d, err := chunk.ParseHex(hex); err == nil {
+				sources = append(sources, d)
+			}
+		}
+	}
+	return sources, nil
 }
 
 // layerChunks returns the chunks of a layer record of this store.

@@ -66,6 +66,9 @@ type Config struct {
 	Leases func(context.Context) ([]Lease, error)
 	// Roots returns further sources whose images stay: those of jobs. nil: none.
 	Roots func(context.Context) ([]chunk.Digest, error)
+	// Stored returns sources that stay as long as they lost no name more than Retain ago:
+	// those of manifests that were pushed and may never have had a tag. nil: none.
+	Stored func(context.Context) ([]chunk.Digest, error)
 	// Recipe reads a bootstrap; nil = ReadRecipe.
 	Recipe func(boot []byte) (Recipe, error)
 	// LayerChunks returns the chunks that a layer record names; false when it is none

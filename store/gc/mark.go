@@ -109,12 +109,21 @@ func (r *run) roots(ctx context.Context) ([]chunk.Digest, error) {
 		sources = append(sources, n.Source)
 	}
 	sources = append(sources, r.cfg.Catalog.Pins()...)
-	if r.limits.Retain > 0 {
-		now := r.cfg.Now()
-		for source, left := range r.cfg.Catalog.Left() {
-			// The journal knows the time to the step of its clock. A clock that was put
-			// back makes an age negative: then it stays.
-			if now.Sub(left) < r.limits.Retain+catalog.ClockStep {
+	now, left := r.cfg.Now(), r.cfg.Catalog.Left()
+	for source, when := range left {
+		// The journal knows the time to the step of its clock. A clock that was put back
+		// makes an age negative: then it stays.
+		if r.limits.Retain > 0 && now.Sub(when) < r.limits.Retain+catalog.ClockStep {
+			sources = append(sources, source)
+		}
+	}
+	if r.cfg.Stored != nil {
+		stored, err := r.cfg.Stored(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("list pushed manifests: %w", err)
+		}
+		for _, source := range stored {
+			if _, ok := left[source]; !ok {
 				sources = append(sources, source)
 			}
 		}
