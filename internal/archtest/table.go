@@ -71,7 +71,7 @@ var arrows = map[string][]string{
 	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "worker/folder", "worker/timeline"},
 
 	// Programs.
-	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/s3", "store/packed", "store/writer", "store/registry",
+	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/s3", "store/packed", "store/writer", "store/registry", "store/gc", "store/lease",
 		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/registry", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
 
