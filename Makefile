@@ -16,6 +16,7 @@ export QUARRY_BENCH_CACHE := $(CACHE)/bench
 # The version quarry doctor names is the one that is installed here.
 RUNSC := $(shell sed -n 's/^const runscModule = "\(.*\)"/\1/p' cmd/quarry/doctor.go)
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+CONFORMANCE := github.com/opencontainers/distribution-spec/conformance@v0.0.0-20260831232431-97274622c111
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps \
 	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap fio python3-libnbd
@@ -108,7 +109,7 @@ $(BIN)/quarry: $(SOURCES)
 $(BIN)/quarry-shim: $(SOURCES)
 	CGO_ENABLED=0 go build -o $@ ./cmd/quarry-shim
 
-setup: $(CACHE)/packages $(BIN)/runsc $(BIN)/versitygw
+setup: $(CACHE)/packages $(BIN)/runsc $(BIN)/versitygw $(BIN)/conformance
 	@go mod download
 
 $(CACHE)/packages: Makefile
@@ -129,6 +130,11 @@ $(BIN)/runsc:
 $(BIN)/versitygw:
 	@mkdir -p $(BIN)
 	cd / && CGO_ENABLED=0 GOBIN=$(BIN) go install $(VERSITYGW)
+
+# The distribution specification's own tests of registries.
+$(BIN)/conformance:
+	@mkdir -p $(BIN)
+	cd / && CGO_ENABLED=0 GOBIN=$(BIN) go install $(CONFORMANCE)
 
 $(BIN)/staticcheck:
 	@mkdir -p $(BIN)
