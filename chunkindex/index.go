@@ -74,6 +74,7 @@ type Index struct {
 	unusable error  // closed, or a failed commit: Pebble takes no further one
 
 	siblings siblings
+	recent   recent
 }
 
 // load checks the version and reads the pack table.
@@ -122,10 +123,27 @@ func (x *Index) LookupBatch(ctx context.Context, ds []chunk.Digest) ([]Location,
 	if err := x.usable(ctx); err != nil {
 		return nil, nil, err
 	}
-	return x.lookupBatch(ds)
+	locs, found := make([]Location, len(ds)), make([]bool, len(ds))
+	rest := x.recent.find(ds, locs, found)
+	if len(rest) == 0 {
+		return locs, found, nil
+	}
+	asked := make([]chunk.Digest, len(rest))
+	for k, i := range rest {
+		asked[k] = ds[i]
+	}
+	restLocs, restFound, err := x.lookupBatch(asked)
+	if err != nil {
+		return nil, nil, err
+	}
+	x.recent.add(asked, restLocs, restFound)
+	for k, i := range rest {
+		locs[i], found[i] = restLocs[k], restFound[k]
+	}
+	return locs, found, nil
 }
 
-// lookupBatch is LookupBatch for a holder of mu.
+// lookupBatch is LookupBatch in the database, for a holder of mu.
 func (x *Index) lookupBatch(ds []chunk.Digest) ([]Location, []bool, error) {
 	// In key order neighbouring look-ups touch the same blocks.
 	order := make([]int, len(ds))
@@ -199,6 +217,9 @@ func (x *Index) InsertBatch(ctx context.Context, id chunk.Digest, entries []pack
 		return putDigests(b, n, entries)
 	}, func() {
 		x.packs.add(id)
+		for _, e := range entries {
+			x.recent.forget(e.Digest)
+		}
 		if moved {
 			x.siblings.clear()
 		}

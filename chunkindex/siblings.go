@@ -248,6 +248,7 @@ func (x *Index) endWhole(b *pebble.Batch) error {
 func (x *Index) removed() {
 	x.whole = x.packs.next
 	x.siblings.clear()
+	x.recent.clear()
 }
 
 // loadWhole reads which packs are whole. Of an index of the first version, which
