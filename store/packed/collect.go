@@ -169,7 +169,7 @@ func (c *copier) pack(ctx context.Context, id chunk.Digest, live func(*chunk.Dig
 	}
 	ws := make([]wanted, len(entries))
 	for i, e := range entries {
-		ws[i] = wanted{e.Digest, chunkindex.At(id, e)}
+		ws[i] = wanted{digest: e.Digest, loc: chunkindex.At(id, e)}
 	}
 	var bad error
 	for _, r := range ranges(ws) {

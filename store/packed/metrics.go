@@ -12,6 +12,8 @@ type Metrics struct {
 	damaged     prometheus.Counter
 	damagedHere prometheus.Gauge
 	alarms      prometheus.Counter
+	ranges      *prometheus.CounterVec // by tier: bucket, shared
+	rangeBytes  *prometheus.CounterVec // by tier: bucket, shared
 }
 
 // NewMetrics returns counters at zero.
@@ -28,14 +30,22 @@ func NewMetrics() *Metrics {
 		damagedHere: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "quarry_packed_damaged_copies", Help: "Damaged copies that a node which only reads has found and the writer has not condemned.",
 		}),
-		damaged: prometheus.NewCounter(opts("damaged_chunks_total", "Reads that found a copy damaged or its pack missing.")),
-		alarms:  prometheus.NewCounter(opts("condemned_reads_total", "Alarms: reads of chunks that gc found to be needed by nobody.")),
+		damaged:    prometheus.NewCounter(opts("damaged_chunks_total", "Reads that found a copy damaged or its pack missing.")),
+		alarms:     prometheus.NewCounter(opts("condemned_reads_total", "Alarms: reads of chunks that gc found to be needed by nobody.")),
+		ranges:     prometheus.NewCounterVec(opts("ranges_total", "Ranges of packs that batches used, by whether the bucket was asked or another batch had them."), []string{"tier"}),
+		rangeBytes: prometheus.NewCounterVec(opts("range_bytes_total", "Bytes of these ranges, gaps included."), []string{"tier"}),
 	}
 }
 
 // Collectors returns what to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.chunks, m.plainBytes, m.storedBytes, m.packs, m.readChunks, m.damaged, m.damagedHere, m.alarms}
+	return []prometheus.Collector{m.chunks, m.plainBytes, m.storedBytes, m.packs, m.readChunks, m.damaged, m.damagedHere, m.alarms, m.ranges, m.rangeBytes}
+}
+
+// used counts a range that a batch had from a tier: bucket, or shared.
+func (m *Metrics) used(tier string, size int64) {
+	m.ranges.WithLabelValues(tier).Inc()
+	m.rangeBytes.WithLabelValues(tier).Add(float64(size))
 }
 
 func (m *Metrics) wrote(s Stats) {

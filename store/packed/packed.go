@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"quarry/chunkindex"
 	"quarry/store"
 	"quarry/store/bucket"
@@ -57,6 +59,9 @@ type Store struct {
 	index   Index
 	log     *slog.Logger
 	metrics *Metrics
+
+	flights flights             // ranges of packs being read
+	helpers *semaphore.Weighted // of maxHelpers
 
 	// commits is held over each change of journal and index together, so that
 	// the index sees changes in the journal's order. It is taken before
@@ -125,7 +130,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	s := &Store{cfg: cfg, bucket: bucket.Metered(cfg.Bucket), catalog: cfg.Catalog, index: cfg.Index, log: cfg.Log, metrics: cfg.Metrics, lateTurn: make(chan struct{}, 1), damagedHere: map[catalog.CondemnedChunk]struct{}{}}
+	s := &Store{cfg: cfg, bucket: bucket.Metered(cfg.Bucket), catalog: cfg.Catalog, index: cfg.Index, log: cfg.Log, metrics: cfg.Metrics, lateTurn: make(chan struct{}, 1),
+		helpers: semaphore.NewWeighted(maxHelpers), damagedHere: map[catalog.CondemnedChunk]struct{}{}}
 	if err := s.reconcile(ctx); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}

@@ -9,21 +9,19 @@ import (
 	"io"
 	"slices"
 	"sync"
-
-	"golang.org/x/sync/errgroup"
+	"time"
 
 	"quarry/chunkindex"
 	"quarry/store"
-	"quarry/store/bucket"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/pack"
 )
 
 const (
-	// lookupBatch is how many digests go to the index at once: enough that
-	// sorted neighbours share blocks, few enough to hold up nobody.
-	lookupBatch = 128
+	// lookupBatch is how many digests go to the index at once, which sorts them: enough
+	// that neighbours share blocks, few enough to hold up nobody, 5 ms from its disk.
+	lookupBatch = 1024
 	// maxGap is read and thrown away rather than left out: 32 KiB cost a disk or
 	// network less than a second request.
 	maxGap = 32 << 10
@@ -32,6 +30,14 @@ const (
 	// readers bounds the ranges of one batch in flight, and with it memory: 8
 	// times the larger of maxRange and a stored chunk.
 	readers = 8
+	// helpAfter is how long a read of the bucket may take before a batch reads other
+	// ranges beside it. A range in the page cache takes less than half of that, and is
+	// served best one after another, by one processor that has it in its cache.
+	helpAfter = time.Millisecond
+	// maxHelpers bounds the readers of all batches beyond the first of each, which
+	// none has to wait for: 256 MiB of ranges. A batch that finds none left reads
+	// its ranges one after another.
+	maxHelpers = 256
 )
 
 // Stored is a chunk as it lies in a pack: the checksum of Bytes was verified,
@@ -41,6 +47,9 @@ type Stored struct {
 	Len   uint32 // of the plain bytes
 	CRC   uint32 // pack.Checksum(Bytes)
 	Bytes []byte
+	// More says that a chunk of the same read follows at once, so that there is no
+	// need to send this one by itself.
+	More bool
 }
 
 // buffers holds scratch space for stored and plain bytes.
@@ -82,10 +91,6 @@ func (s *Store) movedTo(ctx context.Context, d chunk.Digest, loc chunkindex.Loca
 		return loc, false
 	}
 	return locs[0], true
-}
-
-func storedAt(loc chunkindex.Location, b []byte) Stored {
-	return Stored{Codec: loc.Codec, Len: loc.Len, CRC: loc.CRC, Bytes: b}
 }
 
 func (s *Store) locate(ctx context.Context, d chunk.Digest) (chunkindex.Location, error) {
@@ -216,7 +221,7 @@ func (s *Store) StoredBatch(ctx context.Context, ds []chunk.Digest, fn func(chun
 		if err != nil {
 			return a.give(w.digest, Stored{}, err)
 		}
-		return a.give(w.digest, storedAt(w.loc, stored), nil)
+		return a.give(w.digest, Stored{Codec: w.loc.Codec, Len: w.loc.Len, CRC: w.loc.CRC, Bytes: stored, More: w.more}, nil)
 	})
 }
 
@@ -240,6 +245,7 @@ func (a *answers[T]) give(d chunk.Digest, v T, err error) error {
 type wanted struct {
 	digest chunk.Digest
 	loc    chunkindex.Location
+	more   bool // the next one of the same read follows
 }
 
 type eachFunc func(ctx context.Context, w wanted, stored []byte, err error) error
@@ -257,19 +263,12 @@ func (s *Store) eachStored(ctx context.Context, ds []chunk.Digest, fn eachFunc) 
 			return err
 		}
 	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(readers)
-	for _, r := range ranges(found) {
-		g.Go(func() error { return s.readRange(gctx, r, fn) })
-	}
-	return g.Wait()
+	return s.readRanges(ctx, ranges(found), fn)
 }
 
-// locateAll looks every digest up once.
+// locateAll looks digests up. Of one that is asked for twice it may find both.
 func (s *Store) locateAll(ctx context.Context, ds []chunk.Digest) (found []wanted, missing []chunk.Digest, err error) {
-	ds = slices.Clone(ds)
-	slices.SortFunc(ds, compareDigests)
-	ds = slices.Compact(ds)
+	found = make([]wanted, 0, len(ds))
 	for batch := range slices.Chunk(ds, lookupBatch) {
 		locs, ok, err := s.lookup(ctx, batch)
 		if err != nil {
@@ -278,20 +277,22 @@ func (s *Store) locateAll(ctx context.Context, ds []chunk.Digest) (found []wante
 		for i, d := range batch {
 			if ok[i] {
 				s.watch(ctx, d, locs[i].Pack)
-				found = append(found, wanted{d, locs[i]})
+				found = append(found, wanted{digest: d, loc: locs[i]})
 			} else {
 				missing = append(missing, d)
 			}
 		}
 	}
-	return found, missing, nil
+	slices.SortFunc(missing, compareDigests)
+	return found, slices.Compact(missing), nil
 }
 
-// ranges groups chunks into reads, in the order of pack and offset.
+// ranges groups chunks into reads, in the order of pack and offset, each chunk once.
 func ranges(ws []wanted) [][]wanted {
 	slices.SortFunc(ws, func(a, b wanted) int {
 		return cmp.Or(compareDigests(a.loc.Pack, b.loc.Pack), cmp.Compare(a.loc.Off, b.loc.Off))
 	})
+	ws = slices.Compact(ws)
 	var out [][]wanted
 	start := 0
 	for i := 1; i <= len(ws); i++ {
@@ -310,43 +311,6 @@ func joins(first, last, next chunkindex.Location) bool {
 }
 
 func end(loc chunkindex.Location) int64 { return loc.Off + int64(loc.Stored) }
-
-func (s *Store) readRange(ctx context.Context, ws []wanted, fn eachFunc) error {
-	off := ws[0].loc.Off
-	size := int64(0)
-	for _, w := range ws {
-		size = max(size, end(w.loc)-off)
-	}
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	*buf = grown(*buf, int(size))
-	err := s.bucket.ReadAt(ctx, pack.Key(ws[0].loc.Pack), *buf, off)
-	if isDamage(err) && !errors.Is(err, bucket.ErrNotFound) && len(ws) > 1 {
-		// The pack is cut off somewhere in the range: the chunks before are good.
-		for _, w := range ws {
-			if err := s.readRange(ctx, []wanted{w}, fn); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	for _, w := range ws {
-		if ctx.Err() != nil {
-			return ctx.Err() // no answer of this chunk
-		}
-		if now, moved := s.movedTo(ctx, w.digest, w.loc, err); moved {
-			if err := s.readRange(ctx, []wanted{{w.digest, now}}, fn); err != nil {
-				return err
-			}
-			continue
-		}
-		stored := (*buf)[w.loc.Off-off:][:w.loc.Stored]
-		if err := fn(ctx, w, stored, s.rangeError(ctx, w, stored, err)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // rangeError is the error of one chunk of a range that was read with err.
 func (s *Store) rangeError(ctx context.Context, w wanted, stored []byte, err error) error {
