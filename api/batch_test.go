@@ -72,11 +72,11 @@ func (s waiting) StoredBatch(ctx context.Context, ds []chunk.Digest, fn func(chu
 	return s.Chunks.StoredBatch(ctx, ds, fn)
 }
 
-// A batch holds as many reads as it makes, and a large one no more than eight.
+// A batch holds one read, however large it is: more only while helpers are free.
 func TestRequestsAreAdmittedByWhatTheyHold(t *testing.T) {
 	w := apitest.New(t)
 	s := waiting{w.Chunks, make(chan struct{}), make(chan struct{})}
-	srv, _ := w.Serve(t, func(c *api.Config) { c.Chunks, c.MaxReads, c.QueueTimeout = s, 10, time.Nanosecond })
+	srv, _ := w.Serve(t, func(c *api.Config) { c.Chunks, c.MaxReads, c.QueueTimeout = s, 3, time.Nanosecond })
 	batch := func(n int) error {
 		var ds []chunk.Digest
 		for i := range n {
@@ -89,7 +89,7 @@ func TestRequestsAreAdmittedByWhatTheyHold(t *testing.T) {
 		return err
 	}
 	done := make(chan error)
-	for _, n := range []int{500, 1, 1} { // 8 and 1 and 1
+	for _, n := range []int{500, 1, 1} {
 		go func() { done <- batch(n) }() // ends when it is released
 		<-s.begun
 	}

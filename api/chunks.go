@@ -44,7 +44,7 @@ func (h *Handler) serveBatch(ctx context.Context, w *response, r *http.Request) 
 	if err != nil {
 		return err
 	}
-	leave, err := h.reads.enter(ctx, min(len(ds), bulkReads))
+	leave, err := h.reads.enter(ctx, 1)
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,9 @@ func (h *Handler) serveBatch(ctx context.Context, w *response, r *http.Request) 
 	defer cancel(nil)
 	stalled := time.AfterFunc(h.cfg.ChunkTimeout, func() { cancel(errStalled) })
 	defer stalled.Stop()
-	b := &batch{h: h, stalled: stalled, w: w, fw: NewFrameWriter(w), open: make(map[chunk.Digest]bool, len(ds))}
+	b := &batch{h: h, stalled: stalled, w: w, out: newFrameBuffer(w), open: make(map[chunk.Digest]bool, len(ds))}
+	defer b.out.release()
+	b.fw = NewFrameWriter(b.out)
 	unique := ds[:0]
 	for _, d := range ds {
 		if !b.open[d] {
@@ -79,6 +81,7 @@ type batch struct {
 	h        *Handler
 	stalled  *time.Timer // fires when the store is silent; stopped while the client is written to
 	w        *response
+	out      *frameBuffer
 	fw       *FrameWriter
 	open     map[chunk.Digest]bool // no answer yet
 	writeErr error                 // the client is gone
@@ -102,13 +105,13 @@ func (b *batch) run(ctx context.Context, ds []chunk.Digest) error {
 	}
 	for _, d := range ds {
 		if b.open[d] {
-			b.write(Frame{Digest: d, Status: StatusError, Reason: err.Error()})
+			b.write(Frame{Digest: d, Status: StatusError, Reason: err.Error()}, true)
 		}
 	}
 	if b.writeErr != nil {
 		return b.writeErr
 	}
-	return b.fw.Close()
+	return errors.Join(b.fw.Close(), b.out.flush())
 }
 
 // answer writes the frame of one chunk.
@@ -119,22 +122,26 @@ func (b *batch) answer(d chunk.Digest, s packed.Stored, err error) error {
 		return fmt.Errorf("store answered chunk %s twice or unasked", d)
 	}
 	if err != nil {
-		return b.write(Frame{Digest: d, Status: statusOf(err), Reason: err.Error()})
+		return b.write(Frame{Digest: d, Status: statusOf(err), Reason: err.Error()}, false)
 	}
 	return b.write(Frame{
 		Digest: d, Status: StatusOK, Codec: s.Codec, Len: s.Len, CRC: s.CRC, Stored: s.Bytes,
-	})
+	}, s.More)
 }
 
-// write sends one frame at once: the next chunk may be slow. After a client is
-// gone it does nothing.
-func (b *batch) write(f Frame) error {
+// write sends one frame, with those held back before, unless more of the same read
+// follow at once: the next chunk may be slow. After a client is gone it does nothing.
+func (b *batch) write(f Frame, more bool) error {
 	if b.writeErr != nil {
 		return b.writeErr
 	}
 	delete(b.open, f.Digest)
 	b.h.metrics.frame(f.Status)
-	if b.writeErr = b.fw.Write(f); b.writeErr == nil {
+	b.writeErr = b.fw.Write(f)
+	if b.writeErr == nil && !more {
+		b.writeErr = b.out.flush()
+	}
+	if b.writeErr == nil && !more {
 		b.writeErr = b.w.flush()
 	}
 	return b.writeErr

@@ -81,6 +81,9 @@ var (
 	ErrObjectCorrupt   = errors.New("stored object is damaged")
 	ErrNotOffered      = errors.New("not offered by this server")
 	ErrBadTrace        = errors.New("not a trace of this image")
+
+	ErrTooManyConnections = errors.New("too many connections")
+	ErrSlowBody           = errors.New("request body came too slowly")
 )
 
 // statusClientGone is nginx's code for a client that went away; it only shows
@@ -99,12 +102,14 @@ type errorRow struct {
 // errorTable is the only place where Go errors become HTTP answers. The first
 // row that matches wins.
 var errorTable = []errorRow{
+	{errClientStalled, statusClientGone, "client_stalled", true, BlameUser},
 	{errClientGone, statusClientGone, "client_gone", true, BlameUser},
 	{ErrBadRequest, http.StatusBadRequest, "bad_request", false, BlameUser},
 	{ErrBadTrace, http.StatusBadRequest, "bad_trace", false, BlameUser},
 	{ErrNoRoute, http.StatusNotFound, "no_route", false, BlameUser},
 	{ErrMethod, http.StatusMethodNotAllowed, "method_not_allowed", false, BlameUser},
 	{ErrTooLarge, http.StatusRequestEntityTooLarge, "too_large", false, BlameUser},
+	{ErrSlowBody, http.StatusRequestTimeout, "slow_body", true, BlameUser},
 	{ErrTooManyDigests, http.StatusRequestEntityTooLarge, "too_many_digests", false, BlameUser},
 	{ErrRange, http.StatusRequestedRangeNotSatisfiable, "range_not_satisfiable", false, BlameUser},
 	{access.ErrForm, http.StatusBadRequest, "bad_token_request", false, BlameUser},
@@ -112,6 +117,7 @@ var errorTable = []errorRow{
 	{access.ErrForbidden, http.StatusForbidden, "forbidden", false, BlameUser},
 	{access.ErrUnavailable, http.StatusServiceUnavailable, "tokens_unreadable", true, BlameInfra},
 	{ErrBusy, http.StatusServiceUnavailable, "busy", true, BlameInfra},
+	{ErrTooManyConnections, http.StatusServiceUnavailable, "too_many_connections", true, BlameInfra},
 	{ErrRepoUnknown, http.StatusNotFound, "repo_unknown", false, BlameUser},
 	{ErrTagUnknown, http.StatusNotFound, "tag_unknown", false, BlameUser},
 	{ErrImageUnknown, http.StatusNotFound, "image_unknown", false, BlameUser},
@@ -143,9 +149,11 @@ var errorTable = []errorRow{
 // and not a sentinel.
 var ErrChunkCorrupt = errors.New("chunk is damaged")
 
-// errClientGone says that a write to the client failed: it has left, or takes
-// nothing.
+// errClientGone says that a write to the client failed: it has left.
 var errClientGone = errors.New("client is gone")
+
+// errClientStalled says that the client took too little in Config.StallTimeout.
+var errClientStalled = errors.New("client takes nothing")
 
 // toError maps any error to its answer; what the table does not know is an
 // internal error that is worth one more try.

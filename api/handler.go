@@ -9,6 +9,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -99,6 +101,7 @@ type Config struct {
 	QueueTimeout time.Duration // wait of a read before 503; 0 = 2 s
 	ChunkTimeout time.Duration // silence of the store in a batch before the rest gets error frames; 0 = 15 s
 	StallTimeout time.Duration // wait of one write for a client that does not read, which holds a slot for nothing; 0 = 10 s
+	BodyTimeout  time.Duration // for a client to send a request body; 0 = 30 s
 	Now          func() time.Time
 }
 
@@ -151,6 +154,7 @@ func NewHandler(cfg Config) *Handler {
 	setDefault(&cfg.QueueTimeout, 2*time.Second)
 	setDefault(&cfg.ChunkTimeout, 15*time.Second)
 	setDefault(&cfg.StallTimeout, 10*time.Second)
+	setDefault(&cfg.BodyTimeout, 30*time.Second)
 	s := &shared{
 		cfg:     cfg,
 		log:     cfg.Log,
@@ -214,7 +218,7 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	h.begin()
 	defer h.end()
 	start := time.Now()
-	w := newResponse(rw, h.cfg.StallTimeout)
+	w := newResponse(rw, h.cfg.BodyTimeout)
 	id := requestID(r)
 	w.Header().Set(HeaderRequestID, id)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -232,6 +236,12 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			err = why
 		}
 	}
+	done, over := beginOn(r.Context())
+	defer done()
+	if over != nil {
+		w.Header().Set("Connection", "close")
+		err = over
+	}
 	if err == nil {
 		err = h.authorize(r, rt)
 	}
@@ -239,6 +249,9 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		err = h.serve(w, r, rt)
 	}
 	begun := w.wrote
+	if err != nil {
+		h.metrics.refused(toError(err).Code)
+	}
 	switch {
 	case err != nil && !begun:
 		h.writeError(w, err, id)
@@ -316,11 +329,14 @@ func (h *Handler) serve(w *response, r *http.Request, rt route) error {
 	return h.serveLocal(ctx, w, r, rt)
 }
 
+// keptHeaders are those that an error has too, whatever was set before it.
+var keptHeaders = []string{HeaderRequestID, "X-Content-Type-Options", "Content-Range", "Connection"}
+
 func (h *Handler) writeError(w *response, err error, id string) {
 	e := toError(err)
 	e.RequestID = id
 	for name := range w.Header() {
-		if name != HeaderRequestID && name != "X-Content-Type-Options" && name != "Content-Range" {
+		if !slices.Contains(keptHeaders, name) {
 			w.Header().Del(name)
 		}
 	}
@@ -412,16 +428,19 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 
 // readBody reads a request body of at most limit bytes.
 func readBody(w *response, r *http.Request, limit int64) ([]byte, error) {
-	w.setReadDeadline(time.Now().Add(bodyTimeout))
-	defer w.setReadDeadline(time.Time{})
+	w.setReadDeadline(time.Now().Add(w.bodyTimeout))
 	b, err := io.ReadAll(http.MaxBytesReader(w.ResponseWriter, r.Body, limit))
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
 		return nil, fmt.Errorf("%w: at most %d bytes are allowed here", ErrTooLarge, limit)
 	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, fmt.Errorf("%w: it has to be here in %s", ErrSlowBody, w.bodyTimeout)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: read request body: %w", ErrBadRequest, err)
 	}
+	w.setReadDeadline(time.Time{}) // only now: of a body that is refused the server reads on
 	return b, nil
 }
 

@@ -14,8 +14,12 @@ type metrics struct {
 	seconds  *prometheus.HistogramVec
 	sent     prometheus.Counter
 	chunks   *prometheus.CounterVec
+	byStatus [4]prometheus.Counter // of chunks, by Status
 	inFlight prometheus.Gauge
 	hints    *prometheus.CounterVec
+
+	refusals    *prometheus.CounterVec
+	connections prometheus.Gauge
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -28,7 +32,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9), // 1 ms to 65 s
 		}, []string{"route"}),
 		sent: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "quarry_api_sent_bytes", Help: "Bytes of answer bodies.",
+			Name: "quarry_api_sent_bytes_total", Help: "Bytes of answer bodies.",
 		}),
 		chunks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "quarry_api_chunks_total", Help: "Frames of batch answers, by status.",
@@ -40,8 +44,17 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m.hints = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "quarry_api_hints_total", Help: "Starts that asked for a prefetch list, by whose they got: own, sibling, none.",
 	}, []string{"list"})
+	m.refusals = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "quarry_api_refusals_total", Help: "Requests and connections that were not served, by reason: a code of the error table, or bad_request_head.",
+	}, []string{"reason"})
+	m.connections = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "quarry_api_connections", Help: "Connections within the limit.",
+	})
+	for s, name := range []string{"ok", "not_found", "corrupt", "error"} {
+		m.byStatus[s] = m.chunks.WithLabelValues(name)
+	}
 	if reg != nil {
-		reg.MustRegister(m.requests, m.seconds, m.sent, m.chunks, m.inFlight, m.hints)
+		reg.MustRegister(m.requests, m.seconds, m.sent, m.chunks, m.inFlight, m.hints, m.refusals, m.connections)
 	}
 	return m
 }
@@ -52,7 +65,8 @@ func (m *metrics) observe(route string, status int, took time.Duration) {
 	m.seconds.WithLabelValues(route).Observe(took.Seconds())
 }
 
+// refused counts what was not served.
+func (m *metrics) refused(reason string) { m.refusals.WithLabelValues(reason).Inc() }
+
 // frame counts one frame of a batch answer.
-func (m *metrics) frame(s Status) {
-	m.chunks.WithLabelValues([]string{"ok", "not_found", "corrupt", "error"}[s]).Inc()
-}
+func (m *metrics) frame(s Status) { m.byStatus[s].Inc() }

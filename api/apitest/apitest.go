@@ -79,6 +79,7 @@ func (w *World) Serve(t testing.TB, change func(*api.Config)) (*httptest.Server,
 	h := api.NewHandler(cfg)
 	srv := httptest.NewUnstartedServer(h)
 	srv.Config = api.NewServer(h)
+	srv.Listener = h.Listen(srv.Listener, 0)
 	srv.Start()
 	t.Cleanup(srv.Close)
 	return srv, h

@@ -42,6 +42,8 @@ type serveOptions struct {
 	gcEvery    string
 	retain     string
 	grace      string
+
+	maxConnections int
 }
 
 func newServe() *cobra.Command {
@@ -74,6 +76,7 @@ The limits of serve are the defaults of the conversions it makes.`,
 	f.StringVar(&o.gcEvery, "gc-every", "24h", "delete what nothing needs that often, as quarry gc does; 0s never")
 	f.StringVar(&o.retain, "gc-retain", "", "keep the images of moved and deleted names for so long (default 168h)")
 	f.StringVar(&o.grace, "gc-grace", "", "keep packs for nodes that read the bucket (default 1h; 0s for a bucket in DIR)")
+	f.IntVar(&o.maxConnections, "max-connections", api.MaxConnections, "connections at once; more are answered 503 and closed")
 	f.BoolVar(&o.background, "background", false, "serve the socket only and exit when idle")
 	f.MarkHidden("background")
 	return c
@@ -87,6 +90,9 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 		if err := o.doors.check(); err != nil {
 			return err
 		}
+	}
+	if o.maxConnections < 1 {
+		return fmt.Errorf("%w: --max-connections %d: want 1 or more", errUsage, o.maxConnections)
 	}
 	log := slog.New(slog.NewJSONHandler(stderr, nil))
 	dir, err := openDataDir(o.data)
@@ -213,7 +219,7 @@ func serveAll(ctx context.Context, o serveOptions, d dataDir, h *api.Handler, lo
 	for l, handler := range listeners {
 		g.Go(func() error {
 			defer cancel()
-			return serveOne(ctx, l, handler)
+			return serveOne(ctx, handler.Listen(l, o.maxConnections), handler)
 		})
 	}
 	if o.background {
