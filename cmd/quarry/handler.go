@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"quarry/api"
 	"quarry/api/access"
 	front "quarry/api/registry"
@@ -20,7 +18,7 @@ import (
 
 // newHandler wires the data folder to the HTTP contract.
 func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logger) *api.Handler {
-	reg := prometheus.NewRegistry()
+	reg := o.collected
 	reg.MustRegister(o.metrics.Collectors()...)
 	reg.MustRegister(o.upkeep.gc.Metrics().Collectors()...)
 	cfg := api.Config{

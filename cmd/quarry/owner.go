@@ -17,6 +17,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"quarry/chunkindex"
 	"quarry/internal/durable"
 	"quarry/internal/proc"
@@ -104,6 +106,8 @@ type owner struct {
 	metrics  *packed.Metrics
 	log      *slog.Logger
 	upkeep   *upkeep // nil until all else is open
+	// collected has the metrics of all that this process runs, for /metrics.
+	collected *prometheus.Registry
 }
 
 // ownerConfig says how to open a data folder.
@@ -124,7 +128,7 @@ type ownerConfig struct {
 
 // openOwner opens a data folder, making what is missing of it.
 func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
-	o := &owner{dir: cfg.dir, limits: cfg.limits, metrics: packed.NewMetrics(), log: cfg.log}
+	o := &owner{dir: cfg.dir, limits: cfg.limits, metrics: packed.NewMetrics(), collected: prometheus.NewRegistry(), log: cfg.log}
 	defer func() {
 		if err != nil {
 			o.close()

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"quarry/api/access"
+)
+
+// What an operator reads of /metrics in docs/OPERATIONS.md is what a store node has.
+func TestMetricsAreDocumented(t *testing.T) {
+	cfg := ownerConfig{dir: dataDir(t.TempDir()), log: warnings(os.Stderr)}
+	o, err := openOwner(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.close()
+	newHandler(o, access.New(access.Config{}), false, cfg.log)
+	descs := make(chan *prometheus.Desc)
+	go func() { // ends when all are described
+		defer close(descs)
+		o.collected.Describe(descs)
+	}()
+	var registered []string
+	for d := range descs {
+		registered = append(registered, regexp.MustCompile(`fqName: "([^"]*)"`).FindStringSubmatch(d.String())[1])
+	}
+	text, err := os.ReadFile("../../docs/OPERATIONS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `(quarry_[a-z_]*)` \\|").FindAllStringSubmatch(string(text), -1) {
+		documented = append(documented, row[1])
+	}
+	slices.Sort(registered)
+	slices.Sort(documented)
+	if len(registered) == 0 {
+		t.Fatal("no metrics are registered")
+	}
+	for _, name := range registered {
+		if !slices.Contains(documented, name) {
+			t.Errorf("%s has no row in the table Metrics of docs/OPERATIONS.md", name)
+		}
+	}
+	for _, name := range documented {
+		if !slices.Contains(registered, name) {
+			t.Errorf("docs/OPERATIONS.md has a row for %s, which a store node has not", name)
+		}
+	}
+	if n := len(documented); len(slices.Compact(documented)) != n {
+		t.Errorf("a name has two rows: %q", documented[:n])
+	}
+}
