@@ -65,12 +65,14 @@ var parts = []part{
 	{"start", measureStart, true},
 	{"hits", measureHits, true},
 	{"replay", measureReplay, false},
+	{"serve", measureServe, true},
+	{"names", measureNames, true},
 }
 
 func run(ctx context.Context) (err error) {
 	all := flag.Bool("all", false, "measure every image of the corpus, also as new content, in more rounds")
-	only := flag.String("only", "", "comma-separated parts to measure: convert, entries, index, sharing, cold, full, start, hits, replay")
-	printLive := flag.Bool("print-live", false, "print the figures of the parts full, start and hits without judging them")
+	only := flag.String("only", "", "comma-separated parts to measure: convert, entries, index, sharing, cold, full, start, hits, replay, serve, names")
+	printLive := flag.Bool("print-live", false, "print the figures of the parts full, start, hits, serve and names without judging them")
 	flag.Parse()
 	b := &bench{all: *all, cache: os.Getenv("QUARRY_BENCH_CACHE"), spent: map[string]conversion{}}
 	if b.cache == "" {
