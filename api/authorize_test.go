@@ -95,6 +95,7 @@ func TestEveryRouteNeedsItsScope(t *testing.T) {
 		{"POST", "/v1/admin/check", "", none, no, no, no, in},
 		{"POST", "/v1/admin/rebuild", "", none, no, no, no, in},
 		{"GET", "/v1/admin/leases", "", none, no, no, no, in},
+		{"PUT", "/v1/leases/a", `{"ttl_seconds":1,"image":""}`, none, in, in, no, in},
 		{"PUT", "/v1/admin/leases/a", `{"ttl_seconds":1,"image":""}`, none, no, no, no, in},
 		{"GET", "/v1/admin/leases/a", "", none, no, no, no, in},
 		{"DELETE", "/v1/admin/leases/a", "", none, no, no, no, in},

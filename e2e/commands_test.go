@@ -67,7 +67,7 @@ func serve(ts *testscript.TestScript, neg bool, args []string) {
 		s.server = nil
 		return
 	}
-	startServer(ts, args[0], args[1:]...)
+	startServer(ts, args[0], append([]string{"--no-auth"}, args[1:]...)...)
 }
 
 // serveNoSign is serve without a signing key: servenosign DATA.
@@ -75,12 +75,20 @@ func serveNoSign(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: servenosign DATA")
 	}
-	startServer(ts, args[0], "--no-sign")
+	startServer(ts, args[0], "--no-auth", "--no-sign")
+}
+
+// serveTokens is serve for those who have a token: servetokens DATA [FLAG…].
+func serveTokens(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 1 {
+		ts.Fatalf("usage: servetokens DATA [FLAG…]")
+	}
+	startServer(ts, args[0], args[1:]...)
 }
 
 func startServer(ts *testscript.TestScript, data string, flags ...string) {
 	s := storyOf(ts)
-	args := append([]string{"serve", "--data", ts.MkAbs(data), "--listen", "127.0.0.1:0", "--no-auth"}, flags...)
+	args := append([]string{"serve", "--data", ts.MkAbs(data), "--listen", "127.0.0.1:0"}, flags...)
 	cmd := exec.Command(filepath.Join(os.Getenv("QUARRY_BIN"), "quarry"), args...)
 	var log bytes.Buffer
 	cmd.Stderr = &log

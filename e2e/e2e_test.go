@@ -85,6 +85,7 @@ func TestStories(t *testing.T) {
 			"serve":        serve,
 			"slowserve":    slowServe,
 			"servenosign":  serveNoSign,
+			"servetokens":  serveTokens,
 			"stall":        stall,
 			"stopowner":    stopOwner,
 			"killkeeper":   killKeeper,

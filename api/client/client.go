@@ -8,6 +8,8 @@ package client
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,6 +52,9 @@ const (
 type Config struct {
 	URL    string // http://HOST:PORT or https://…, or "" with Socket
 	Socket string // path of a unix socket
+
+	Token *Token         // shown with every request; nil: none
+	CA    *x509.CertPool // of an https store; nil: the system's
 
 	// Dial replaces net.Dialer's, for tests and for networks of one's own.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -110,6 +115,7 @@ func New(cfg Config) (*Client, error) {
 			IdleConnTimeout:        time.Minute, // less than the server's, so that it is rarely closed under a request
 			MaxResponseHeaderBytes: 64 << 10,
 			TLSHandshakeTimeout:    10 * time.Second,
+			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: cfg.CA},
 		},
 		// The contract has no redirects: following one would send requests to
 		// whomever a lying server names.
@@ -258,12 +264,22 @@ func retryable(err error) bool {
 	if errors.As(err, &e) {
 		return e.Retryable && e.Status != http.StatusAccepted
 	}
-	return true
+	return !errors.As(err, new(noToken))
 }
 
-// attempt sends a request once. The timer runs only while this side waits for
-// the server, so that a slow caller is not taken for a silent server.
+// attempt sends a request once, and again at once when it was refused with a token
+// that has been replaced meanwhile. A request that is refused has done nothing.
 func (c *Client) attempt(ctx context.Context, rq request, handle func(*http.Response) error) error {
+	shown, err := c.send(ctx, rq, handle)
+	if err != nil && refused(err) && c.cfg.Token.another(shown) {
+		_, err = c.send(ctx, rq, handle)
+	}
+	return err
+}
+
+// send sends a request once, and returns the token that it showed. The timer runs only while this side waits for
+// the server, so that a slow caller is not taken for a silent server.
+func (c *Client) send(ctx context.Context, rq request, handle func(*http.Response) error) (shown string, err error) {
 	c.n.requests.Add(1)
 	ctx, cancel := context.WithCancelCause(ctx)
 	idle := time.AfterFunc(c.cfg.IdleTimeout, func() { cancel(ErrSilent) })
@@ -279,7 +295,10 @@ func (c *Client) attempt(ctx context.Context, rq request, handle func(*http.Resp
 
 	hr, err := http.NewRequestWithContext(ctx, rq.method, c.base+rq.path, bytes.NewReader(rq.body))
 	if err != nil {
-		return &stop{fmt.Errorf("%s %s: %w", rq.method, rq.path, err)}
+		return "", &stop{fmt.Errorf("%s %s: %w", rq.method, rq.path, err)}
+	}
+	if shown, err = c.cfg.Token.authorize(hr); err != nil {
+		return "", err
 	}
 	hr.Header.Set("User-Agent", "quarry")
 	if rq.contentType != "" {
@@ -294,7 +313,7 @@ func (c *Client) attempt(ctx context.Context, rq request, handle func(*http.Resp
 	resp, err := c.http.Do(hr)
 	idle.Stop()
 	if err != nil {
-		return c.explain(ctx, rq, c.transportError(err))
+		return shown, c.explain(ctx, rq, c.transportError(err))
 	}
 	body.ReadCloser = resp.Body
 	if rq.job {
@@ -306,7 +325,7 @@ func (c *Client) attempt(ctx context.Context, rq request, handle func(*http.Resp
 	} else {
 		err = handle(resp)
 	}
-	return c.explain(ctx, rq, err)
+	return shown, c.explain(ctx, rq, err)
 }
 
 // explain puts the silence of the server in the place of the cancellation that

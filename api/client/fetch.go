@@ -36,6 +36,7 @@ type fetch struct {
 	running map[*attempt]bool
 	calling bool      // fn runs: nothing can come, and it is no store's fault
 	moved   time.Time // the last sign of life
+	began   time.Time // not changed
 	err     error     // ends it: fn's, or the context's
 }
 
@@ -77,7 +78,7 @@ func (s *Stores) newFetch(ds []chunk.Digest, fn func(chunk.Digest, []byte, error
 	f := &fetch{
 		s: s, fn: fn, wake: make(chan struct{}, 1),
 		asked: slices.Clone(ds), open: make(map[chunk.Digest]*quest, len(ds)),
-		running: make(map[*attempt]bool), moved: time.Now(),
+		running: make(map[*attempt]bool), moved: time.Now(), began: time.Now(),
 	}
 	for _, d := range ds {
 		f.open[d] = &quest{digest: d, tries: make([]try, len(s.members))}
@@ -399,6 +400,11 @@ func (f *fetch) fail(q *quest, a *attempt, err error) {
 	}
 	t := &q.tries[a.m.i]
 	t.said, t.final, t.after, t.answered = reason(a.m, err), hopeless(err), a.again, false
+	if now := time.Now(); refused(err) && a.m.cfg.Token.renewable() && now.Sub(f.began) < renewWait {
+		// Whoever renews the token is late: the next look at its file may find it.
+		t.final, t.after = false, now.Add(renewLook)
+		t.asked--
+	}
 	q.flights--
 	for a := range f.running {
 		if a.pending[q.digest] {

@@ -2,12 +2,16 @@ package main
 
 import (
 	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"sync"
 	"time"
+
+	"quarry/worker/folder"
 )
 
 // certificateLook bounds how often the files of the certificate are looked at.
@@ -81,4 +85,24 @@ func unchanged(a, b fs.FileInfo) bool {
 		return a == nil && b == nil
 	}
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+}
+
+// maxCA bounds a file of certificate authorities; a system's whole list has some
+// 250 KiB.
+const maxCA = 4 << 20
+
+// loadCA reads the certificates of --ca; nil for none, which means the system's.
+func loadCA(path string) (*x509.CertPool, error) {
+	if path == "" {
+		return nil, nil
+	}
+	raw, err := folder.ReadBounded(path, maxCA)
+	if err != nil {
+		return nil, fmt.Errorf("--ca: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(raw) {
+		return nil, fmt.Errorf("--ca %s: %w", path, errors.New("no PEM certificate in it"))
+	}
+	return pool, nil
 }

@@ -77,7 +77,7 @@ type chunkSource struct {
 var _ reader.ChunkSource = chunkSource{}
 
 func openChunks(o folder.Origin) (reader.ChunkSource, error) {
-	t := target{data: o.Data, store: strings.Join(o.Stores, ",")}
+	t := target{data: o.Data, store: strings.Join(o.Stores, ","), tokenFile: o.TokenFile, ca: o.CA, patient: true}
 	clients, err := t.dialAll()
 	if err != nil {
 		return nil, err

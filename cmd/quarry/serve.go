@@ -55,7 +55,7 @@ func newServe() *cobra.Command {
 on --listen and, with the convert and admin routes, on DIR/run/quarry.sock. It prints
 "listening on http://HOST:PORT", or https, when it is ready. SIGTERM ends the requests under
 way and exits 0. Clients on --listen show a token (quarry token create), which may be used over
-plain HTTP on loopback only; --no-auth asks for none, on loopback, and offers reading alone.
+plain HTTP on loopback only; --no-auth asks for none: everyone on loopback reads and pushes.
 
 ` + limitHelp() + `
 The limits of serve are the defaults of the conversions it makes.`,

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -28,6 +29,11 @@ type target struct {
 	store  string
 	trust  string
 	create bool // make the data folder when it is missing
+
+	tokenFile string // of --store
+	patient   bool   // the file may have its token later
+	token     string // of QUARRY_TOKEN, for the commands that leave no reader behind
+	ca        string
 }
 
 // flags adds the flags every command that needs a store has.
@@ -36,6 +42,8 @@ func (t *target) flags(c *cobra.Command) {
 	f.StringVar(&t.data, "data", "", "data folder on this machine (env QUARRY_DATA)")
 	f.StringVar(&t.store, "store", "", "URL of a store node, or several with commas between, the preferred one first (env QUARRY_STORE)")
 	f.StringVar(&t.trust, "trust", "", "public key, or folder of *.pub, for --store (env QUARRY_TRUST)")
+	f.StringVar(&t.tokenFile, "token-file", "", "file with the token for --store, read again when it changes (env QUARRY_TOKEN_FILE; QUARRY_TOKEN has a token itself)")
+	f.StringVar(&t.ca, "ca", "", "certificates (PEM) that an https --store is held against, in place of the system's (env QUARRY_CA)")
 }
 
 // fromEnv fills in what no flag has said; a flag goes before the other one's
@@ -47,18 +55,34 @@ func (t *target) fromEnv(getenv func(string) string) {
 	if t.trust == "" {
 		t.trust = getenv("QUARRY_TRUST")
 	}
+	if t.tokenFile == "" {
+		t.tokenFile = getenv("QUARRY_TOKEN_FILE")
+	}
+	if t.ca == "" {
+		t.ca = getenv("QUARRY_CA")
+	}
+	if t.tokenFile == "" && t.token == "" {
+		t.token = getenv("QUARRY_TOKEN")
+	}
 }
 
 // resolve checks the flags and makes the data folder's path absolute.
 func (t *target) resolve() error {
 	t.fromEnv(os.Getenv)
+	// What this command starts stays, and is to have no token in its environment.
+	if err := os.Unsetenv("QUARRY_TOKEN"); err != nil {
+		return err
+	}
+	if t.data != "" { // whose socket asks for none
+		t.tokenFile, t.token, t.ca = "", "", ""
+	}
 	switch {
 	case t.data != "" && t.store != "":
 		return fmt.Errorf("%w: give --data or --store, not both", errUsage)
 	case t.data == "" && t.store == "":
 		return fmt.Errorf("%w: give --data DIR for a store on this machine, or --store URL", errUsage)
 	case t.data == "":
-		return nil
+		return t.absolute()
 	}
 	d, err := openDataDir(t.data)
 	if err != nil {
@@ -72,6 +96,21 @@ func (t *target) resolve() error {
 		return err
 	}
 	return fmt.Errorf("data folder %s has no store; quarry convert or quarry serve makes one", d)
+}
+
+// absolute makes paths so that a reader with another working directory finds them.
+func (t *target) absolute() error {
+	for _, path := range []*string{&t.tokenFile, &t.ca} {
+		if *path == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*path)
+		if err != nil {
+			return err
+		}
+		*path = abs
+	}
+	return nil
 }
 
 // stores returns the URLs of --store.
@@ -120,15 +159,36 @@ func (t *target) dialAll() ([]*client.Client, error) {
 		})
 		return []*client.Client{c}, err
 	}
+	shown, err := t.shown()
+	if err != nil {
+		return nil, err
+	}
+	ca, err := loadCA(t.ca)
+	if err != nil {
+		return nil, err
+	}
 	var all []*client.Client
 	for _, url := range t.stores() {
-		c, err := client.New(client.Config{URL: url})
+		c, err := client.New(client.Config{URL: url, Token: shown, CA: ca})
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, c)
 	}
 	return all, nil
+}
+
+// shown is the token for --store. A file that has none now is an error here; the
+// reader, which was told of it before, waits for one.
+func (t *target) shown() (*client.Token, error) {
+	if t.tokenFile == "" {
+		return client.FixedToken(t.token), nil
+	}
+	tok, err := client.FileToken(t.tokenFile)
+	if t.patient {
+		err = nil
+	}
+	return tok, err
 }
 
 // trusted loads the public keys images must be signed with.
@@ -147,6 +207,9 @@ func (t *target) images(ctx context.Context, wk *worker.Worker) (*folder.Images,
 	if err := t.ready(ctx); err != nil {
 		return nil, nil, err
 	}
+	if t.store != "" && t.token != "" {
+		return nil, nil, usageError("QUARRY_TOKEN is for commands that end: what reads an image goes on after this one, and nothing keeps a token for it: put it into a file and give --token-file FILE")
+	}
 	trust, err := t.trusted()
 	if err != nil {
 		return nil, nil, err
@@ -157,7 +220,7 @@ func (t *target) images(ctx context.Context, wk *worker.Worker) (*folder.Images,
 	}
 	stores := client.NewStores(client.StoresConfig{Clients: clients})
 	return &folder.Images{
-		Dir: wk.Dir, Source: stores, Origin: folder.Origin{Stores: t.stores(), Data: t.data}, Trust: trust, Log: wk.Log,
+		Dir: wk.Dir, Source: stores, Origin: folder.Origin{Stores: t.stores(), Data: t.data, TokenFile: t.tokenFile, CA: t.ca}, Trust: trust, Log: wk.Log,
 	}, stores, nil
 }
 

@@ -19,6 +19,10 @@ import (
 type Origin struct {
 	Stores []string `json:"stores,omitempty"` // URLs of store nodes, the preferred one first
 	Data   string   `json:"data,omitempty"`   // data folder on this machine
+	// TokenFile is the path of the file with the token to show, which is never kept
+	// itself, and CA that of the certificates that https stores are held against.
+	TokenFile string `json:"token_file,omitempty"`
+	CA        string `json:"ca,omitempty"`
 }
 
 // record is what brings an image back of which other files are damaged: its
