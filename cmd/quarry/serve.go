@@ -73,7 +73,7 @@ The limits of serve are the defaults of the conversions it makes.`,
 	f.IntVar(&o.workers, "workers", 0, "compression workers; 0 is one per processor")
 	f.StringVar(&o.uploads.text, "upload-space", "", "bytes on disk for unfinished pushes together, as 512M or 20G; default is 32G")
 	f.Func("limit", limitUsage, o.limits.set)
-	f.StringVar(&o.gcEvery, "gc-every", "24h", "delete what nothing needs that often, as quarry gc does; 0s never")
+	f.StringVar(&o.gcEvery, "gc-every", "0s", "delete what nothing needs that often, as quarry gc does, for example 24h; 0s never")
 	f.StringVar(&o.retain, "gc-retain", "", "keep the images of moved and deleted names for so long (default 168h)")
 	f.StringVar(&o.grace, "gc-grace", "", "keep packs for nodes that read the bucket (default 1h; 0s for a bucket in DIR)")
 	f.IntVar(&o.maxConnections, "max-connections", api.MaxConnections, "connections at once; more are answered 503 and closed")
