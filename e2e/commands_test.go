@@ -21,6 +21,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"golang.org/x/sys/unix"
 
+	"quarry/store/bucket/s3/s3test"
 	"quarry/store/chunk"
 )
 
@@ -29,6 +30,7 @@ type story struct {
 	env    *testscript.Env
 	server *exec.Cmd
 	proxy  *stallProxy
+	s3     bool // there is an S3 server, so stores need its credentials
 }
 
 type storyKey struct{}
@@ -90,6 +92,9 @@ func startServer(ts *testscript.TestScript, data string, flags ...string) {
 	s := storyOf(ts)
 	args := append([]string{"serve", "--data", ts.MkAbs(data), "--listen", "127.0.0.1:0"}, flags...)
 	cmd := exec.Command(filepath.Join(os.Getenv("QUARRY_BIN"), "quarry"), args...)
+	if s.s3 {
+		cmd.Env = append(os.Environ(), s3test.Env()...)
+	}
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	out, err := cmd.StdoutPipe()

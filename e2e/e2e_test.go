@@ -53,7 +53,7 @@ func runTests(m *testing.M) int {
 
 func TestStories(t *testing.T) {
 	need.Root(t)
-	for _, tool := range []string{"runsc", "umoci", "skopeo", "busybox", "tar", "pgrep", "nbdinfo", "nbdcopy", "nbdsh", "fio", "qemu-img", "script"} {
+	for _, tool := range []string{"runsc", "umoci", "skopeo", "busybox", "tar", "pgrep", "nbdinfo", "nbdcopy", "nbdsh", "fio", "qemu-img", "script", "versitygw"} {
 		need.Tool(t, tool)
 	}
 	images := os.Getenv("QUARRY_IMAGES")
@@ -84,6 +84,7 @@ func TestStories(t *testing.T) {
 			"registry":     startRegistry,
 			"serve":        serve,
 			"slowserve":    slowServe,
+			"s3server":     s3Server,
 			"servenosign":  serveNoSign,
 			"servetokens":  serveTokens,
 			"stall":        stall,

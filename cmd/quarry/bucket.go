@@ -15,6 +15,7 @@ import (
 	"quarry/internal/strictjson"
 	"quarry/store/bucket"
 	"quarry/store/bucket/dir"
+	"quarry/store/bucket/s3"
 	"quarry/worker/folder"
 )
 
@@ -29,7 +30,7 @@ type storage interface {
 // empty for the folder bucket in the data folder itself.
 type bucketURL string
 
-const bucketHelp = "where objects and journal are: file:///FOLDER; default is the folder bucket in DIR. DIR remembers it, in bucket.json"
+const bucketHelp = "where objects and journal are: s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME] with AWS's credentials of this process, or file:///FOLDER; default is the folder bucket in DIR. DIR remembers it, in bucket.json"
 
 // parseBucketURL reads --bucket.
 func parseBucketURL(text string) (bucketURL, error) {
@@ -41,8 +42,14 @@ func parseBucketURL(text string) (bucketURL, error) {
 		return "", fmt.Errorf("%w: --bucket: it is not a URL", errUsage) // what url says of it may show a password
 	}
 	switch {
+	case u.Scheme == "s3":
+		loc, err := s3.ParseURL(text)
+		if err != nil {
+			return "", fmt.Errorf("%w: --bucket: %w", errUsage, err)
+		}
+		return bucketURL(loc.String()), nil
 	case u.Scheme != "file":
-		return "", fmt.Errorf("%w: --bucket: want file:///FOLDER, not %s", errUsage, u.Redacted())
+		return "", fmt.Errorf("%w: --bucket: want s3://BUCKET or file:///FOLDER, not %s", errUsage, u.Redacted())
 	case u.Host != "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || !filepath.IsAbs(u.Path):
 		return "", fmt.Errorf("%w: --bucket %s: want file:// and the absolute path of a folder, nothing else", errUsage, u.Redacted())
 	}
@@ -61,16 +68,17 @@ func (u bucketURL) folder(d dataDir) string {
 	return parsed.Path
 }
 
-// show names the place for messages.
-func (u bucketURL) show(d dataDir) string {
-	if u == "" {
-		return d.bucket()
-	}
-	return string(u)
+// remote returns the S3 bucket that it is, or false for a folder.
+func (u bucketURL) remote() (s3.Location, bool) {
+	loc, err := s3.ParseURL(string(u))
+	return loc, err == nil
 }
 
-// place names an object of the bucket for messages.
-func (u bucketURL) place(d dataDir, key string) string {
+// object names an object of the bucket for messages.
+func (u bucketURL) object(d dataDir, key string) string {
+	if _, ok := u.remote(); ok {
+		return key + " in " + string(u)
+	}
 	return filepath.Join(u.folder(d), key)
 }
 
@@ -80,77 +88,120 @@ const bucketFileVersion = 1
 type bucketFile struct {
 	Version int    `json:"version"`
 	URL     string `json:"url"`
+	// UnsafeSingleWriter is what --unsafe-single-writer said: the servers that
+	// commands start need it too.
+	UnsafeSingleWriter bool `json:"unsafe_single_writer,omitempty"`
+}
+
+// place is a bucket, and how to open it.
+type place struct {
+	url    bucketURL
+	unsafe bool // --unsafe-single-writer
 }
 
 // remembered returns where the folder's bucket is; false when no store was ever
 // made in the folder.
-func (d dataDir) remembered() (bucketURL, bool, error) {
+func (d dataDir) remembered() (place, bool, error) {
 	raw, err := folder.ReadBounded(d.bucketFile(), maxOwnFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		for _, path := range []string{d.bucket(), d.index()} {
 			if _, err := os.Stat(path); err == nil {
-				return "", true, nil
+				return place{}, true, nil
 			} else if !errors.Is(err, fs.ErrNotExist) {
-				return "", false, d.wrap(err)
+				return place{}, false, d.wrap(err)
 			}
 		}
-		return "", false, nil
+		return place{}, false, nil
 	}
 	if err != nil {
-		return "", false, d.wrap(err)
+		return place{}, false, d.wrap(err)
 	}
 	f, err := strictjson.Decode[bucketFile](raw, maxOwnFile)
 	var u bucketURL
 	switch {
 	case err != nil:
 	case f.Version != bucketFileVersion:
-		return "", false, fmt.Errorf("%s has version %d, this program knows %d: use the quarry that wrote it", d.bucketFile(), f.Version, bucketFileVersion)
+		return place{}, false, fmt.Errorf("%s has version %d, this program knows %d: use the quarry that wrote it", d.bucketFile(), f.Version, bucketFileVersion)
 	case f.URL == "":
 		err = errors.New("it names no URL")
 	default:
 		u, err = parseBucketURL(f.URL)
 	}
 	if err != nil {
-		return "", false, fmt.Errorf("%w: %s: %w: remove it and run quarry serve once with --data and the --bucket it had", errDamage, d.bucketFile(), err)
+		return place{}, false, fmt.Errorf("%w: %s: %w: remove it and run quarry serve once with --data and the --bucket it had", errDamage, d.bucketFile(), err)
 	}
-	return u, true, nil
+	return place{u, f.UnsafeSingleWriter}, true, nil
 }
 
 // chooseBucket returns where the folder's bucket is, given what --bucket says, and
 // has the folder remember it. The file comes before the store: a store that no
 // later command finds would be begun a second time, beside the first.
-func (d dataDir) chooseBucket(asked bucketURL) (bucketURL, error) {
+func (d dataDir) chooseBucket(asked place) (place, error) {
 	has, made, err := d.remembered()
 	switch {
 	case err != nil:
-		return "", err
-	case made && (asked == "" || asked == has):
-		return has, nil
-	case made && has == "":
-		return "", fmt.Errorf("--bucket %s: data folder %s has its bucket in %s: leave --bucket out, or use another --data", asked, d, d.bucket())
-	case made:
-		return "", fmt.Errorf("--bucket %s: the bucket of data folder %s is %s: leave --bucket out, or use another --data; if the bucket itself moved, remove %s first",
-			asked, d, has, d.bucketFile())
-	case asked == "":
-		return "", nil
+		return place{}, err
+	case made && asked.url != "" && asked.url != has.url && has.url == "":
+		return place{}, fmt.Errorf("--bucket %s: data folder %s has its bucket in %s: leave --bucket out, or use another --data", asked.url, d, d.bucket())
+	case made && asked.url != "" && asked.url != has.url:
+		return place{}, fmt.Errorf("--bucket %s: the bucket of data folder %s is %s: leave --bucket out, or use another --data; if the bucket itself moved, remove %s first",
+			asked.url, d, has.url, d.bucketFile())
 	}
-	b, err := json.Marshal(bucketFile{Version: bucketFileVersion, URL: string(asked)})
+	chosen := place{url: asked.url, unsafe: asked.unsafe || has.unsafe}
+	if made {
+		chosen.url = has.url
+	}
+	if chosen.url == "" || made && chosen == has {
+		return chosen, nil
+	}
+	b, err := json.Marshal(bucketFile{Version: bucketFileVersion, URL: string(chosen.url), UnsafeSingleWriter: chosen.unsafe})
 	if err != nil {
-		return "", err
+		return place{}, err
 	}
-	return asked, d.wrap(durable.WriteFile(d.bucketFile(), b, 0o600))
+	return chosen, d.wrap(durable.WriteFile(d.bucketFile(), b, 0o600))
 }
 
-// openBucket opens the bucket of a data folder.
-func (d dataDir) openBucket(_ context.Context, u bucketURL) (storage, error) {
-	if err := d.checkBucket(u.folder(d)); err != nil {
+// openBucket opens the bucket of a data folder, to write to it.
+func (d dataDir) openBucket(ctx context.Context, p place) (storage, error) {
+	if loc, ok := p.url.remote(); ok {
+		return d.openRemote(ctx, loc, p.unsafe)
+	}
+	if err := d.checkBucket(p.url.folder(d)); err != nil {
 		return nil, err
 	}
-	b, err := dir.Open(u.folder(d))
+	b, err := dir.Open(p.url.folder(d))
 	if err != nil {
 		return nil, err // not b, which would be a storage that is not nil
 	}
 	return b, nil
+}
+
+// openRemote opens an S3 bucket. One that has nothing beside an index is not the
+// one the index was made of, or somebody emptied it.
+func (d dataDir) openRemote(ctx context.Context, loc s3.Location, unsafe bool) (_ storage, err error) {
+	b, err := s3.Open(ctx, s3.Config{Location: loc, UnsafeSingleWriter: unsafe})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			b.Close()
+		}
+	}()
+	if err := b.Probe(ctx); err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(d.index()); errors.Is(err, fs.ErrNotExist) {
+		return b, nil
+	}
+	for _, err := range b.List(ctx, "") {
+		if err != nil {
+			return nil, err
+		}
+		return b, nil
+	}
+	return nil, fmt.Errorf("%w: %s is empty, but was not when %s was made: put it back, or remove the index to begin a new store",
+		errDamage, loc, d.index())
 }
 
 // checkBucket refuses a data folder with an index and nothing in its bucket, whose

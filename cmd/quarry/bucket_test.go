@@ -12,17 +12,18 @@ import (
 
 func TestABucketURLHasOneSpelling(t *testing.T) {
 	for text, want := range map[string]bucketURL{
-		"":                  "",
-		"file:///srv/b":     "file:///srv/b",
-		"file:///srv//x/..": "file:///srv",
-		"file:///a%20b/":    "file:///a%20b",
-		"file:///a b":       "file:///a%20b",
+		"":                                       "",
+		"file:///srv/b":                          "file:///srv/b",
+		"file:///srv//x/..":                      "file:///srv",
+		"file:///a%20b/":                         "file:///a%20b",
+		"file:///a b":                            "file:///a%20b",
+		"s3://bkt/p/?region=x&endpoint=http://h": "s3://bkt/p?endpoint=http%3A%2F%2Fh&region=x",
 	} {
 		if got, err := parseBucketURL(text); err != nil || got != want {
 			t.Errorf("%q: got %q, %v, want %q", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"/srv/b", "file://host/b", "file:b", "file://", "file:///b?x=1", "file:///b#x", "ftp://h/b", "%zz:", "file://u:secret@/b", "ftp://u:secret@h/b"} {
+	for _, text := range []string{"/srv/b", "file://host/b", "file:b", "file://", "file:///b?x=1", "file:///b#x", "ftp://h/b", "%zz:", "file://u:secret@/b", "ftp://u:secret@h/b", "s3://u:secret@bkt"} {
 		_, err := parseBucketURL(text)
 		if !errors.Is(err, errUsage) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: got error %v, want one of usage without the password", text, err)
@@ -33,8 +34,8 @@ func TestABucketURLHasOneSpelling(t *testing.T) {
 // A command that found another bucket than serve was given would begin a second
 // store beside the first.
 func TestADataFolderRemembersItsBucket(t *testing.T) {
-	place := bucketURL("file://" + filepath.Join(t.TempDir(), "objects"))
-	cfg := ownerConfig{dir: dataDir(t.TempDir()), bucket: place, log: warnings(os.Stderr)}
+	at := bucketURL("file://" + filepath.Join(t.TempDir(), "objects"))
+	cfg := ownerConfig{dir: dataDir(t.TempDir()), bucket: place{url: at}, log: warnings(os.Stderr)}
 	if made, err := cfg.dir.exists(); made || err != nil {
 		t.Fatalf("an empty folder: %v, %v", made, err)
 	}
@@ -44,22 +45,22 @@ func TestADataFolderRemembersItsBucket(t *testing.T) {
 	if made, err := cfg.dir.exists(); !made || err != nil {
 		t.Errorf("the folder of a store: %v, %v", made, err)
 	}
-	for _, again := range []bucketURL{"", place} {
-		cfg.bucket = again
+	for _, again := range []bucketURL{"", at} {
+		cfg.bucket.url = again
 		if err := openAndClose(t, cfg); err != nil {
 			t.Errorf("bucket %q: %v", again, err)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(place.folder(cfg.dir), "store.json")); err != nil {
+	if _, err := os.Stat(filepath.Join(at.folder(cfg.dir), "store.json")); err != nil {
 		t.Errorf("the store is not where --bucket said: %v", err)
 	}
 	if _, err := os.Stat(cfg.dir.bucket()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a bucket in the data folder: %v", err)
 	}
-	cfg.bucket = "file:///elsewhere"
+	cfg.bucket.url = "file:///elsewhere"
 	err := openAndClose(t, cfg)
-	if err == nil || !strings.Contains(err.Error(), string(place)) || !strings.Contains(err.Error(), cfg.dir.bucketFile()) {
-		t.Errorf("another URL: got error %v, want one that names %s and the file", err, place)
+	if err == nil || !strings.Contains(err.Error(), string(at)) || !strings.Contains(err.Error(), cfg.dir.bucketFile()) {
+		t.Errorf("another URL: got error %v, want one that names %s and the file", err, at)
 	}
 }
 
@@ -68,7 +69,7 @@ func TestADataFolderWithItsOwnBucketKeepsIt(t *testing.T) {
 	if err := openAndClose(t, cfg); err != nil {
 		t.Fatal(err)
 	}
-	cfg.bucket = "file:///elsewhere"
+	cfg.bucket.url = "file:///elsewhere"
 	if err := openAndClose(t, cfg); err == nil || !strings.Contains(err.Error(), cfg.dir.bucket()) {
 		t.Errorf("got error %v, want one that names %s", err, cfg.dir.bucket())
 	}
@@ -92,12 +93,12 @@ func TestABucketThatVanishedIsNotBegunAnew(t *testing.T) {
 	for _, outside := range []bool{false, true} {
 		cfg := ownerConfig{dir: dataDir(t.TempDir()), log: warnings(os.Stderr)}
 		if outside {
-			cfg.bucket = bucketURL("file://" + filepath.Join(t.TempDir(), "objects"))
+			cfg.bucket.url = bucketURL("file://" + filepath.Join(t.TempDir(), "objects"))
 		}
 		if err := openAndClose(t, cfg); err != nil {
 			t.Fatal(err)
 		}
-		gone := cfg.bucket.folder(cfg.dir)
+		gone := cfg.bucket.url.folder(cfg.dir)
 		move(t, gone, gone+".away")
 		if err := openAndClose(t, cfg); exitCode(err) != exitDamage || !strings.Contains(err.Error(), gone) {
 			t.Errorf("without its folder: got %v, want damage that names %s", err, gone)

@@ -113,8 +113,8 @@ type owner struct {
 // ownerConfig says how to open a data folder.
 type ownerConfig struct {
 	dir         dataDir
-	bucket      bucketURL // empty: as the folder remembers it
-	keyFile     string    // signs instead of keys/signing.key
+	bucket      place  // without a URL: as the folder remembers it
+	keyFile     string // signs instead of keys/signing.key
 	noSign      bool
 	workers     int
 	uploadSpace int64 // 0 is the default
@@ -173,11 +173,11 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 
 // openBucket opens the bucket and reads what store it is, or makes it one.
 func (o *owner) openBucket(ctx context.Context, cfg ownerConfig) error {
-	place, err := cfg.dir.chooseBucket(cfg.bucket)
+	at, err := cfg.dir.chooseBucket(cfg.bucket)
 	if err != nil {
 		return err
 	}
-	if o.bucket, err = cfg.dir.openBucket(ctx, place); err != nil {
+	if o.bucket, err = cfg.dir.openBucket(ctx, at); err != nil {
 		return err
 	}
 	o.meta, err = packed.OpenMeta(ctx, o.bucket)
@@ -185,7 +185,7 @@ func (o *owner) openBucket(ctx context.Context, cfg ownerConfig) error {
 		o.meta, err = packed.CreateMeta(ctx, o.bucket, chunk.DefaultSize, time.Now())
 	}
 	if errors.Is(err, packed.ErrMeta) {
-		err = fmt.Errorf("%w: %s: %w: remove it, the next command makes it anew and all images stay", errDamage, place.place(cfg.dir, packed.MetaKey), err)
+		err = fmt.Errorf("%w: %s: %w: remove it, the next command makes it anew and all images stay", errDamage, at.url.object(cfg.dir, packed.MetaKey), err)
 	}
 	return err
 }

@@ -32,6 +32,7 @@ const (
 type serveOptions struct {
 	data       string
 	bucket     string
+	unsafe     bool // --unsafe-single-writer
 	doors      doors
 	key        string
 	noSign     bool
@@ -67,6 +68,7 @@ The limits of serve are the defaults of the conversions it makes.`,
 	f := c.Flags()
 	f.StringVar(&o.data, "data", os.Getenv("QUARRY_DATA"), "data folder (env QUARRY_DATA)")
 	f.StringVar(&o.bucket, "bucket", "", bucketHelp)
+	f.BoolVar(&o.unsafe, "unsafe-single-writer", false, "take an S3 server without conditional writes: nothing but this data folder may ever write to the bucket")
 	o.doors.flags(c)
 	f.StringVar(&o.key, "key", "", "sign with this private key instead of DIR/keys/signing.key")
 	f.BoolVar(&o.noSign, "no-sign", false, "convert without signing; images stay unsigned")
@@ -150,7 +152,7 @@ func (o serveOptions) gcFlags() (every time.Duration, retain, grace *time.Durati
 // takeOver opens the data folder. A background server that has it is told to
 // end; any other owner is an error.
 func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, error) {
-	place, err := parseBucketURL(o.bucket)
+	at, err := parseBucketURL(o.bucket)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +166,7 @@ func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, er
 	}
 	cfg := ownerConfig{
 		uploadSpace: space, gcEvery: every, retain: retain, grace: grace,
-		dir: dataDir(o.data), bucket: place, keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
+		dir: dataDir(o.data), bucket: place{at, o.unsafe}, keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
 	// The other server may use all of its drain time, and closes its index then.
 	ctx, cancel := context.WithTimeout(ctx, drainTime+closeTime)
 	defer cancel()

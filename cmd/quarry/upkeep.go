@@ -70,7 +70,7 @@ func (o *owner) openUpkeep(ctx context.Context, cfg ownerConfig) error {
 	if cfg.retain != nil {
 		u.limits.Retain = *cfg.retain
 	}
-	if place, _, err := cfg.dir.remembered(); err == nil && place == "" {
+	if at, _, err := cfg.dir.remembered(); err == nil && at.url == "" {
 		u.limits.Grace = 0 // its own bucket, which nobody else reads
 	}
 	if cfg.grace != nil {

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -88,16 +89,37 @@ type Proxy struct {
 // NewProxy starts a proxy before the endpoint; it ends with the test.
 func NewProxy(t testing.TB, endpoint string) *Proxy {
 	t.Helper()
-	target, err := url.Parse(endpoint)
+	p, end, err := StartProxy(endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{target: target, seen: map[string]int{}, client: &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}}
-	srv := httptest.NewServer(p)
-	t.Cleanup(srv.Close)
-	t.Cleanup(srv.CloseClientConnections)
-	p.URL = srv.URL
+	t.Cleanup(end)
 	return p
+}
+
+// StartProxy is NewProxy for callers that have no test; they call end.
+func StartProxy(endpoint string) (p *Proxy, end func(), err error) {
+	target, err := url.Parse(endpoint)
+	if err != nil {
+		return nil, nil, err
+	}
+	p = &Proxy{target: target, seen: map[string]int{}, client: &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}}
+	srv := httptest.NewServer(p)
+	p.URL = srv.URL
+	return p, func() { srv.CloseClientConnections(); srv.Close() }, nil
+}
+
+// Every returns a rule under which every n-th request has one of the faults, in
+// turn.
+func Every(n int, faults ...Fault) func(*http.Request) Fault {
+	var count atomic.Int64
+	return func(*http.Request) Fault {
+		k := int(count.Add(1))
+		if k%n != 0 {
+			return None
+		}
+		return faults[k/n%len(faults)]
+	}
 }
 
 // Rule makes rule decide about all further requests; nil has no faults.

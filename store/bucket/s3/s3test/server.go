@@ -116,11 +116,17 @@ func (s *Server) Stop() {
 // Bucket makes a new bucket and returns its name.
 func (s *Server) Bucket(t testing.TB) string {
 	t.Helper()
-	name := fmt.Sprintf("bucket-%d", s.made.Add(1))
-	if err := os.Mkdir(s.Folder(name), 0o700); err != nil {
+	name, err := s.NewBucket()
+	if err != nil {
 		t.Fatal(err)
 	}
 	return name
+}
+
+// NewBucket is Bucket for callers that have no test.
+func (s *Server) NewBucket() (string, error) {
+	name := fmt.Sprintf("bucket-%d", s.made.Add(1))
+	return name, os.Mkdir(s.Folder(name), 0o700)
 }
 
 // Folder returns where the server has the objects of a bucket.
