@@ -186,15 +186,23 @@ func (h *Handler) WithLocal(local bool) *Handler {
 }
 
 // IdleSince returns since when no request has been served and true, or false
-// while one is or while a lease is live.
+// while one is, a lease is live or a conversion is queued or running.
 func (h *Handler) IdleSince() (time.Time, bool) {
 	h.mu.Lock()
 	inFlight, last := h.inFlight, h.lastEnd
 	h.mu.Unlock()
-	if inFlight > 0 || len(h.leases.live()) > 0 {
+	if inFlight > 0 || len(h.leases.live()) > 0 || h.busy() {
 		return time.Time{}, false
 	}
 	return last, true
+}
+
+func (h *Handler) busy() bool {
+	if h.cfg.Jobs == nil {
+		return false
+	}
+	queued, running := h.cfg.Jobs.Active()
+	return queued+running > 0
 }
 
 func (h *Handler) begin() {

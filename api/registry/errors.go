@@ -11,6 +11,7 @@ import (
 	"quarry/api/access"
 	"quarry/store/bucket"
 	"quarry/store/catalog"
+	"quarry/store/jobs"
 	"quarry/store/registry"
 )
 
@@ -53,6 +54,7 @@ var table = []row{
 	{registry.ErrUploadBusy, http.StatusConflict, "BLOB_UPLOAD_INVALID", true},
 	{registry.ErrUploadRange, http.StatusRequestedRangeNotSatisfiable, "BLOB_UPLOAD_INVALID", false},
 	{registry.ErrUploads, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
+	{jobs.ErrFull, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
 	{registry.ErrUploadSpace, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
 	{registry.ErrTooLarge, http.StatusRequestEntityTooLarge, "SIZE_INVALID", false},
 	{registry.ErrManifestInvalid, http.StatusBadRequest, "MANIFEST_INVALID", false},

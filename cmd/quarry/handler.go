@@ -20,6 +20,7 @@ import (
 func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logger) *api.Handler {
 	reg := o.collected
 	reg.MustRegister(o.metrics.Collectors()...)
+	reg.MustRegister(o.jobMetrics.Collectors()...)
 	reg.MustRegister(o.upkeep.gc.Metrics().Collectors()...)
 	cfg := api.Config{
 		Chunks: o.store, Names: o.catalog, Bucket: o.bucket, Local: true,
@@ -28,7 +29,7 @@ func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logge
 		},
 		Check: o.check, Rebuild: o.rebuild, Stats: o.stats,
 		GC: o.collect, Pin: o.pin, Unpin: o.unpin, Pins: o.catalog.Pins, Leases: o.upkeep.leases,
-		Job: o.job, V2Local: front.New(front.Config{Store: o.registry, Log: log}),
+		Job: o.job, Jobs: o.jobs, V2Local: front.New(front.Config{Store: o.registry, Log: log}),
 		Registry: reg, Log: log, MetricsOpen: metricsOpen,
 	}
 	cfg.V2 = cfg.V2Local

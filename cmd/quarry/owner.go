@@ -27,6 +27,7 @@ import (
 	"quarry/store/bucket"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
+	"quarry/store/jobs"
 	"quarry/store/packed"
 	"quarry/store/registry"
 	"quarry/worker/folder"
@@ -98,14 +99,16 @@ type owner struct {
 	index    *chunkindex.Index
 	store    *packed.Store
 	registry *registry.Store
-	meta     packed.Meta
-	signing  *signer.Key // nil: images stay unsigned
-	trust    signer.Trust
-	macKey   []byte
-	limits   limits // of conversions
-	metrics  *packed.Metrics
-	log      *slog.Logger
-	upkeep   *upkeep // nil until all else is open
+	jobs     *jobs.Queue
+	jobOptions
+	meta    packed.Meta
+	signing *signer.Key // nil: images stay unsigned
+	trust   signer.Trust
+	macKey  []byte
+	limits  limits // of conversions
+	metrics *packed.Metrics
+	log     *slog.Logger
+	upkeep  *upkeep // nil until all else is open
 	// collected has the metrics of all that this process runs, for /metrics.
 	collected *prometheus.Registry
 }
@@ -118,7 +121,8 @@ type ownerConfig struct {
 	noSign      bool
 	workers     int
 	uploadSpace int64 // 0 is the default
-	background  bool  // gives way to a server that a person starts
+	jobs        jobOptions
+	background  bool // gives way to a server that a person starts
 	limits      limits
 	gcEvery     time.Duration  // 0: only when told
 	retain      *time.Duration // of gc; nil = its default
@@ -166,6 +170,9 @@ func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
 		return nil, err
 	}
 	if err := o.openRegistry(cfg); err != nil {
+		return nil, err
+	}
+	if err := o.openJobs(ctx, cfg); err != nil {
 		return nil, err
 	}
 	return o, o.openUpkeep(ctx, cfg)

@@ -5,11 +5,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/opencontainers/go-digest"
-
-	"quarry/api"
-	"quarry/store/chunk"
-	"quarry/store/image"
 	"quarry/store/registry"
 )
 
@@ -40,6 +35,7 @@ func (o *owner) openRegistry(cfg ownerConfig) (err error) {
 	o.registry, err = registry.Open(registry.Config{
 		Bucket: o.bucket, Names: o.catalog, Key: o.signing, Dir: o.dir.uploads(),
 		UploadSpace: cfg.uploadSpace, Log: o.log,
+		Pushed: o.pushed,
 	})
 	return err
 }
@@ -49,17 +45,9 @@ func (o *owner) start(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { o.registry.Run(ctx) })
+	wg.Go(func() { o.jobs.Serve(ctx) })
 	return func() {
 		cancel()
 		wg.Wait()
 	}
-}
-
-// job tells of a source that was pushed and has no image yet.
-func (o *owner) job(ctx context.Context, _ image.Ref, source chunk.Digest, _ image.Platform) error {
-	ok, err := o.registry.Has(ctx, digest.Digest(source.String()))
-	if err != nil || !ok {
-		return err
-	}
-	return fmt.Errorf("%w: %s was pushed and is not converted", api.ErrPending, source)
 }

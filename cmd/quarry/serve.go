@@ -38,6 +38,7 @@ type serveOptions struct {
 	noSign     bool
 	workers    int
 	uploads    uploadSpace
+	jobs       jobOptions
 	background bool
 	limits     limits
 	gcEvery    string
@@ -74,6 +75,7 @@ The limits of serve are the defaults of the conversions it makes.`,
 	f.BoolVar(&o.noSign, "no-sign", false, "convert without signing; images stay unsigned")
 	f.IntVar(&o.workers, "workers", 0, "compression workers; 0 is one per processor")
 	f.StringVar(&o.uploads.text, "upload-space", "", "bytes on disk for unfinished pushes together, as 512M or 20G; default is 32G")
+	o.jobs.flags(f)
 	f.Func("limit", limitUsage, o.limits.set)
 	f.StringVar(&o.gcEvery, "gc-every", "0s", "delete what nothing needs that often, as quarry gc does, for example 24h; 0s never")
 	f.StringVar(&o.retain, "gc-retain", "", "keep the images of moved and deleted names for so long (default 168h)")
@@ -164,8 +166,11 @@ func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, er
 	if err != nil {
 		return nil, err
 	}
+	if err := o.jobs.check(); err != nil {
+		return nil, err
+	}
 	cfg := ownerConfig{
-		uploadSpace: space, gcEvery: every, retain: retain, grace: grace,
+		uploadSpace: space, jobs: o.jobs, gcEvery: every, retain: retain, grace: grace,
 		dir: dataDir(o.data), bucket: place{at, o.unsafe}, keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
 	// The other server may use all of its drain time, and closes its index then.
 	ctx, cancel := context.WithTimeout(ctx, drainTime+closeTime)

@@ -58,7 +58,7 @@ var arrows = map[string][]string{
 	"store/lease":     {"store/bucket", "store/chunk", "internal/strictjson"},
 	"store/gc":        {"rafs", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed", "store/trace"},
 	"api":             join(ground, formats, "api/access", "store/packed", "store/lease"),
-	"api/registry":    {"api/access", "store/bucket", "store/catalog", "store/image", "store/registry"},
+	"api/registry":    {"api/access", "store/bucket", "store/catalog", "store/image", "store/jobs", "store/registry"},
 	"api/client":      join(ground, formats, "api"),
 	"converter":       join(ground, formats, "store/names", "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
 	"converter/proof": {"internal/rescue", "converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
