@@ -239,7 +239,11 @@ func fetchImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name str
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ctx, heard := unlessSilent(ctx, c, patience)
-	im, err := images.Fetch(ctx, ref, platform)
+	var im *folder.Image
+	err = whenReady(ctx, w.wait, func() (err error) {
+		im, err = images.Fetch(ctx, ref, platform)
+		return err
+	})
 	return im, heard(err)
 }
 

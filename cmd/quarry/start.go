@@ -62,12 +62,15 @@ func startImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name str
 		readerErr = wk.EnsureReader(ctx)
 	}()
 	handing := false
-	s.Image, err = images.FetchStart(fetchCtx, ref, platform, !w.noTrace, func(id chunk.Digest, rest io.ReadCloser) {
-		handing = true
-		go func() { // ends with s.end, or when all is handed over
-			<-readerUp
-			s.hand(ctx, wk, id, rest, ahead)
-		}()
+	err = whenReady(fetchCtx, w.wait, func() (err error) {
+		s.Image, err = images.FetchStart(fetchCtx, ref, platform, !w.noTrace, func(id chunk.Digest, rest io.ReadCloser) {
+			handing = true
+			go func() { // ends with s.end, or when all is handed over
+				<-readerUp
+				s.hand(ctx, wk, id, rest, ahead)
+			}()
+		})
+		return err
 	})
 	if err = heard(err); err != nil {
 		cancel() // what the reader's start says then is of no interest

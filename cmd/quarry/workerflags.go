@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,12 +27,14 @@ type workerFlags struct {
 	reader    readerFlags
 	attach    string
 	noTrace   bool
+	wait      time.Duration
 }
 
 func (w *workerFlags) flags(c *cobra.Command) {
 	w.target.flags(c)
 	w.dirFlag(c)
 	w.reader.flags(c)
+	c.Flags().DurationVar(&w.wait, "wait", 2*time.Minute, "how long to wait for an image that the store is still converting; 0 is not at all")
 	c.Flags().StringVar(&w.platform, "platform", "", "OS/ARCH[/VARIANT] of the image; default is this machine's")
 }
 
