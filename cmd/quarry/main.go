@@ -138,7 +138,7 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 damage found. run passes on its command'
 		return usage(c, err)
 	})
 	root.AddCommand(
-		newServe(), newConvert(), newImages(), newExport(), newTreeDigest(), newVerify(),
+		newServe(), newConvert(), newPush(), newImages(), newExport(), newTreeDigest(), newVerify(),
 		newMount(), newUmount(), newRun(), newPull(), newExplain(), newKeygen(), newToken(), newCheck(), newGC(), newIndex(),
 		newDoctor(), newVersion(), newReader(), newKeeper(),
 	)
