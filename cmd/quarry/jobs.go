@@ -26,11 +26,13 @@ type jobOptions struct {
 	conversions  int
 	platformList []string
 	platforms    []image.Platform // of platformList
+	retain       retention
 	jobMetrics   *jobs.Metrics
 }
 
 func (o *jobOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.conversions, "conversions", 1, "pushed images that are converted at once")
+	f.Var(&o.retain, "retain-layers", "how long the layers of a pushed image stay when it is converted and signed: a time, or none; default is for good")
 	f.StringSliceVar(&o.platformList, "platforms", []string{"linux/amd64", "linux/arm64"}, "what is converted of an image index that is pushed")
 }
 
@@ -152,14 +154,20 @@ func choose(list []jobs.Status, p image.Platform) (jobs.Status, bool) {
 	return list[i], true
 }
 
+// jobPlatform is the platform that a job's image is chosen by; zero when its source
+// offers no choice.
+func jobPlatform(r jobs.Record) (image.Platform, error) {
+	if r.Platform == "" {
+		return image.Platform{}, nil
+	}
+	return image.ParsePlatform(r.Platform)
+}
+
 // convertPushed does a job.
 func (o *owner) convertPushed(ctx context.Context, r jobs.Record, step func(jobs.Progress)) (jobs.Result, error) {
-	var platform image.Platform
-	if r.Platform != "" {
-		var err error
-		if platform, err = image.ParsePlatform(r.Platform); err != nil {
-			return jobs.Result{}, err
-		}
+	platform, err := jobPlatform(r)
+	if err != nil {
+		return jobs.Result{}, err
 	}
 	var bounds converter.Limits
 	if err := bounds.SetAll(o.limits); err != nil {

@@ -46,6 +46,7 @@ func (o *owner) start(ctx context.Context) (stop func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() { o.registry.Run(ctx) })
 	wg.Go(func() { o.jobs.Serve(ctx) })
+	wg.Go(func() { o.retainLayers(ctx) })
 	return func() {
 		cancel()
 		wg.Wait()
