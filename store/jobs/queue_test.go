@@ -237,12 +237,16 @@ func TestWhatMayPassIsTriedAgain(t *testing.T) {
 
 func TestARestartTakesJobsUpAgain(t *testing.T) {
 	b := mem.New()
-	hang := func(ctx context.Context, _ jobs.Record, _ func(jobs.Progress)) error { <-ctx.Done(); return ctx.Err() }
-	w := &works{do: hang}
+	begun := make(chan struct{})
+	w := &works{do: func(ctx context.Context, _ jobs.Record, _ func(jobs.Progress)) error {
+		close(begun)
+		<-ctx.Done()
+		return ctx.Err()
+	}}
 	q := open(t, b, w)
 	first, second := push(t, q, "1", "a:1"), push(t, q, "2", "a:2")
 	stop := serve(t, q)
-	untilRunning(t, q, first)
+	<-begun // that it runs is durable by then
 	killed := clone(t, b) // what a kill leaves
 	stop()
 	for name, left := range map[string]*mem.Bucket{"killed": killed, "drained": b} {
@@ -260,20 +264,6 @@ func TestARestartTakesJobsUpAgain(t *testing.T) {
 		one, two := await(t, q, first), await(t, q, second)
 		if one.State != jobs.Done || two.State != jobs.Done || (one.Interrupted == 1) != (name == "killed") {
 			t.Errorf("%s: %+v, %+v", name, one, two)
-		}
-	}
-}
-
-func untilRunning(t *testing.T, q *jobs.Queue, id string) {
-	t.Helper()
-	w, err := q.Watch(id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	for {
-		if st, err := w.Next(t.Context()); err != nil || st.State == jobs.Running {
-			return
 		}
 	}
 }
