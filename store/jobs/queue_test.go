@@ -246,7 +246,7 @@ func TestARestartTakesJobsUpAgain(t *testing.T) {
 	q := open(t, b, w)
 	first, second := push(t, q, "1", "a:1"), push(t, q, "2", "a:2")
 	stop := serve(t, q)
-	<-begun // that it runs is durable by then
+	<-begun               // that it runs is durable by then
 	killed := clone(t, b) // what a kill leaves
 	stop()
 	for name, left := range map[string]*mem.Bucket{"killed": killed, "drained": b} {
