@@ -1,6 +1,7 @@
 package durable
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -24,7 +25,8 @@ const maxSynced = 4096
 // lead out of the folder (os.Root). Files get mode 0600 and folders 0700.
 type Folder struct {
 	root *os.Root
-	seq  atomic.Uint64 // makes names in TmpDir unique
+	self string        // makes names in TmpDir unique among processes
+	seq  atomic.Uint64 // and among files
 
 	mu     sync.Mutex
 	synced map[string]struct{} // guarded by mu: folders whose own name is durable
@@ -32,8 +34,23 @@ type Folder struct {
 
 // OpenFolder opens the folder, makes it when it is missing, and removes what a
 // crash left half-written. One process at a time owns a folder; a second one
-// would have its half-written files removed.
+// would have its half-written files removed, and opens it with ShareFolder.
 func OpenFolder(dir string) (*Folder, error) {
+	return openFolder(dir, (*Folder).Sweep)
+}
+
+// ShareFolder is OpenFolder beside processes that have the folder open.
+func ShareFolder(dir string) (*Folder, error) {
+	return openFolder(dir, func(f *Folder) error {
+		f.self = rand.Text()[:8] + "-"
+		if err := f.root.Mkdir(TmpDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return nil
+	})
+}
+
+func openFolder(dir string, begin func(*Folder) error) (*Folder, error) {
 	if err := MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -42,14 +59,16 @@ func OpenFolder(dir string) (*Folder, error) {
 		return nil, err
 	}
 	f := &Folder{root: root, synced: map[string]struct{}{}}
-	if err := f.sweep(); err != nil {
+	if err := begin(f); err != nil {
 		root.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
-func (f *Folder) sweep() error {
+// Sweep removes what others have left half-written. Nothing may be written meanwhile,
+// and whoever still writes fails.
+func (f *Folder) Sweep() error {
 	if err := f.root.RemoveAll(TmpDir); err != nil {
 		return fmt.Errorf("remove half-written files: %w", err)
 	}
@@ -75,7 +94,7 @@ func (f *Folder) Create(name string, write func(io.Writer) error) error {
 }
 
 func (f *Folder) put(name string, write func(io.Writer) error, commit commitFunc) error {
-	tmp := path.Join(TmpDir, strconv.FormatUint(f.seq.Add(1), 10))
+	tmp := path.Join(TmpDir, f.self+strconv.FormatUint(f.seq.Add(1), 10))
 	file, err := f.root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

@@ -27,9 +27,12 @@ const copySize = 1 << 20
 //	log/<n, 20 digits> journal entry n
 //	tmp/               files not yet whole; Open removes them
 type Bucket struct {
-	folder *durable.Folder
-	root   *os.Root // folder's, for reading
+	folder *durable.Folder // nil when only read
+	root   *os.Root        // folder's, for reading
 }
+
+// errReadOnly is what changes a bucket that was opened for reading.
+var errReadOnly = errors.New("this bucket was opened for reading only")
 
 var (
 	_ bucket.Bucket  = (*Bucket)(nil)
@@ -38,9 +41,15 @@ var (
 
 // Open opens the bucket in the folder at dirPath, makes the folder when it is
 // missing, and removes what a crash left half-written. One process at a time
-// may have a folder open; the owner of the data folder sees to that.
-func Open(dirPath string) (*Bucket, error) {
-	folder, err := durable.OpenFolder(dirPath)
+// may have a folder open so; the owner of the data folder sees to that.
+func Open(dirPath string) (*Bucket, error) { return open(dirPath, durable.OpenFolder) }
+
+// OpenShared is Open beside a process that may be writing the bucket. Who has become
+// the writer calls Sweep.
+func OpenShared(dirPath string) (*Bucket, error) { return open(dirPath, durable.ShareFolder) }
+
+func open(dirPath string, openFolder func(string) (*durable.Folder, error)) (*Bucket, error) {
+	folder, err := openFolder(dirPath)
 	if err != nil {
 		return nil, fmt.Errorf("open bucket folder %s: %w", dirPath, err)
 	}
@@ -52,8 +61,25 @@ func Open(dirPath string) (*Bucket, error) {
 	return b, nil
 }
 
+// OpenReadOnly opens a bucket that another process may be writing, and changes nothing.
+func OpenReadOnly(dirPath string) (*Bucket, error) {
+	root, err := os.OpenRoot(dirPath)
+	if err != nil {
+		return nil, fmt.Errorf("open bucket folder %s: %w", dirPath, err)
+	}
+	return &Bucket{root: root}, nil
+}
+
+// Sweep removes what the writer before has left half-written.
+func (b *Bucket) Sweep() error {
+	if b.folder == nil {
+		return errReadOnly
+	}
+	return b.folder.Sweep()
+}
+
 // Close releases the folder; no other method may be called after it.
-func (b *Bucket) Close() error { return b.folder.Close() }
+func (b *Bucket) Close() error { return b.root.Close() }
 
 // Put implements bucket.Bucket.
 func (b *Bucket) Put(ctx context.Context, key string, body io.ReaderAt, size int64) error {
@@ -62,6 +88,9 @@ func (b *Bucket) Put(ctx context.Context, key string, body io.ReaderAt, size int
 	}
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if b.folder == nil {
+		return fmt.Errorf("put %s: %w", key, errReadOnly)
 	}
 	err := b.folder.Replace(key, func(w io.Writer) error { return copyBody(ctx, w, body, size) })
 	if err != nil {
@@ -198,6 +227,9 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	}
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if b.folder == nil {
+		return fmt.Errorf("delete %s: %w", key, errReadOnly)
 	}
 	if info, err := b.root.Lstat(key); err == nil && info.IsDir() {
 		return nil // a folder is no object, even when it is empty

@@ -318,3 +318,55 @@ func TestReadFollowsAppendsInProgress(t *testing.T) {
 	}
 	must(t, <-done)
 }
+
+// TestABucketIsSharedByAWriterAndReaders: who opens it beside a writer that lives takes
+// nothing from it, and who only reads it changes nothing.
+func TestABucketIsSharedByAWriterAndReaders(t *testing.T) {
+	path := t.TempDir()
+	first, err := dir.Open(path)
+	must(t, err)
+	defer first.Close()
+	halfWritten := func(what string) {
+		t.Helper()
+		if got, err := os.ReadDir(filepath.Join(path, "tmp")); err != nil || len(got) != 1 {
+			t.Errorf("%s: half-written files are %v, error %v, want the writer's", what, got, err)
+		}
+	}
+	body := bytes.NewReader([]byte("body"))
+	must(t, first.Put(t.Context(), "k", readAtFunc(func(p []byte, off int64) (int, error) {
+		second, err := dir.OpenShared(path) // while the first writes
+		must(t, err)
+		defer second.Close()
+		halfWritten("opened shared")
+		must(t, second.Put(t.Context(), "other", body, 4))
+		reader, err := dir.OpenReadOnly(path)
+		must(t, err)
+		defer reader.Close()
+		halfWritten("opened for reading")
+		for what, err := range map[string]error{
+			"put": reader.Put(t.Context(), "k2", body, 4), "append": reader.Append(t.Context(), 1, []byte("x")),
+			"delete": reader.Delete(t.Context(), "other"), "sweep": reader.Sweep(),
+		} {
+			if err == nil {
+				t.Errorf("%s by a reader: got no error", what)
+			}
+		}
+		if _, err := reader.Stat(t.Context(), "other"); err != nil {
+			t.Error(err)
+		}
+		return body.ReadAt(p, off)
+	}), 4))
+	must(t, os.WriteFile(filepath.Join(path, "tmp", "left"), nil, 0o600))
+	must(t, first.Sweep())
+	must(t, first.Put(t.Context(), "k3", body, 4))
+	if got, err := os.ReadDir(filepath.Join(path, "tmp")); err != nil || len(got) != 0 {
+		t.Errorf("after a sweep: half-written files are %v, error %v", got, err)
+	}
+	if _, err := dir.OpenReadOnly(filepath.Join(path, "none")); err == nil {
+		t.Error("a reader made a bucket")
+	}
+}
+
+type readAtFunc func(p []byte, off int64) (int, error)
+
+func (f readAtFunc) ReadAt(p []byte, off int64) (int, error) { return f(p, off) }

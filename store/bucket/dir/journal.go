@@ -39,6 +39,9 @@ func (b *Bucket) Append(ctx context.Context, n uint64, entry []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if b.folder == nil {
+		return fmt.Errorf("append journal entry %d: %w", n, errReadOnly)
+	}
 	if n > 1 {
 		if _, err := b.root.Lstat(entryName(n - 1)); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("append journal entry %d: entry %d does not exist", n, n-1)
