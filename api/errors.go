@@ -139,6 +139,7 @@ var errorTable = []errorRow{
 	{catalog.ErrNotFound, http.StatusNotFound, "name_not_found", false, BlameUser},
 	{ErrChunkCorrupt, http.StatusInternalServerError, "chunk_corrupt", false, BlameInfra},
 	{store.ErrNotFound, http.StatusNotFound, "chunk_not_found", false, BlameUser},
+	{store.ErrReadOnly, http.StatusMisdirectedRequest, "read_only", false, BlameUser},
 	{bucket.ErrNotFound, http.StatusNotFound, "object_not_found", false, BlameUser},
 	{syscall.ENOSPC, http.StatusInsufficientStorage, "disk_full", false, BlameInfra},
 	{context.DeadlineExceeded, http.StatusGatewayTimeout, "timeout", true, BlameInfra},
@@ -203,6 +204,18 @@ type detailedError struct {
 
 func (e *detailedError) Error() string { return e.err.Error() }
 func (e *detailedError) Unwrap() error { return e.err }
+
+// ReadOnlyError is store.ErrReadOnly that says who writes the store, "" when that is
+// not known.
+func ReadOnlyError(writer string) error {
+	if writer == "" {
+		return fmt.Errorf("%w, and its writer has left no mark: send this to the writer", store.ErrReadOnly)
+	}
+	return &detailedError{
+		err:     fmt.Errorf("%w: send this to its writer, %s", store.ErrReadOnly, writer),
+		details: map[string][]string{"writer": {writer}},
+	}
+}
 
 // damagedObject reports an object of the bucket whose bytes are not those its
 // key promises.

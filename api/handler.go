@@ -80,6 +80,11 @@ type Config struct {
 	// Leases is told of every lease, so that it outlives the server and gc knows of it.
 	Leases LeaseKeeper
 	Stats  func(context.Context) (StoreStats, error)
+	// ReadOnly makes a node that only reads its store: it returns what requests that
+	// change the store are answered, which is ReadOnlyError. nil = the writer.
+	ReadOnly func(context.Context) error
+	// Lag tells how far such a node is behind the journal; nil = not at all.
+	Lag func() Lag
 	// Ready returns why the store cannot serve now; nil func means always ready.
 	Ready func(context.Context) error
 	// Job tells about a source that ref names and that has no image statement for p:
@@ -295,6 +300,9 @@ func (h *Handler) account(r *http.Request, name, id string, w *response, err err
 // serve answers one parsed request, or returns why it cannot.
 func (h *Handler) serve(w *response, r *http.Request, rt route) error {
 	ctx := r.Context()
+	if h.cfg.ReadOnly != nil && rt.op.writes() {
+		return h.cfg.ReadOnly(ctx)
+	}
 	switch rt.op {
 	case opImages:
 		return h.serveNames(w, r, rt)
@@ -401,7 +409,12 @@ func (h *Handler) serveReady(ctx context.Context, w *response) error {
 			return fmt.Errorf("%w: not ready: %w", ErrBusy, err)
 		}
 	}
-	return writeJSON(w, http.StatusOK, map[string]string{"status": "ready"})
+	ready := Readiness{Status: "ready"}
+	if h.cfg.Lag != nil {
+		lag := h.cfg.Lag()
+		ready.Journal = &lag
+	}
+	return writeJSON(w, http.StatusOK, ready)
 }
 
 func (h *Handler) serveStats(ctx context.Context, w *response) error {

@@ -58,6 +58,15 @@ const (
 	opToken
 )
 
+// writes says whether the operation changes the store, which is its writer's.
+func (o op) writes() bool {
+	switch o {
+	case opImageDelete, opTrace, opConvert, opCheck:
+		return true
+	}
+	return false
+}
+
 // route is a parsed request line. Which fields are set depends on op.
 type route struct {
 	op       op

@@ -231,6 +231,24 @@ type StoreStats struct {
 	Packs     int64 `json:"packs"`
 	PackBytes int64 `json:"pack_bytes"`
 	Names     int64 `json:"names"`
+	// Epoch counts the writers that the store has had, 0 before the first that counted,
+	// and Writer is who wrote last, or does.
+	Epoch  uint64 `json:"epoch"`
+	Writer string `json:"writer,omitempty"`
+}
+
+// Readiness answers GET /readyz. Journal is there on nodes that only read.
+type Readiness struct {
+	Status  string `json:"status"`
+	Journal *Lag   `json:"journal,omitempty"`
+}
+
+// Lag is how far a node that only reads is behind the journal.
+type Lag struct {
+	Applied uint64  `json:"applied_entry"`   // the last entry that is in use here
+	Entries int     `json:"behind_entries"`  // read and still to be applied
+	Seconds float64 `json:"behind_seconds"`  // since it last had all that the journal has
+	Error   string  `json:"error,omitempty"` // why it does not go on
 }
 
 // Stats answers GET /v1/stats. Version changes when a key changes its meaning.
