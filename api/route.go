@@ -61,7 +61,7 @@ const (
 // writes says whether the operation changes the store, which is its writer's.
 func (o op) writes() bool {
 	switch o {
-	case opImageDelete, opTrace, opConvert, opCheck:
+	case opImageDelete, opTrace, opConvert, opCheck, opGC, opPin, opUnpin:
 		return true
 	}
 	return false

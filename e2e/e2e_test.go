@@ -96,6 +96,8 @@ func TestStories(t *testing.T) {
 			"comparetrees": compareTrees,
 			"inodeplaces":  inodePlaces,
 			"fsckerofs":    fsckErofs,
+			"node":         startNode,
+			"serving":      serving,
 		},
 	})
 }

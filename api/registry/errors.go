@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"quarry/api/access"
+	"quarry/store"
 	"quarry/store/bucket"
 	"quarry/store/catalog"
 	"quarry/store/jobs"
@@ -62,6 +63,7 @@ var table = []row{
 	{registry.ErrSizeInvalid, http.StatusBadRequest, "SIZE_INVALID", false},
 	{registry.ErrDigestInvalid, http.StatusBadRequest, "DIGEST_INVALID", false},
 	{registry.ErrDamaged, http.StatusInternalServerError, "DAMAGED", false},
+	{store.ErrReadOnly, http.StatusMisdirectedRequest, "UNSUPPORTED", false},
 	{catalog.ErrFenced, http.StatusServiceUnavailable, "FENCED", false},
 	{bucket.ErrDamaged, http.StatusInternalServerError, "DAMAGED", false},
 	{syscall.ENOSPC, http.StatusInsufficientStorage, "DISK_FULL", false},

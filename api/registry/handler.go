@@ -5,6 +5,7 @@
 package registry
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -29,13 +30,17 @@ type Config struct {
 	// pull or push in its repository, any token for the root. Nil: everybody may do
 	// everything.
 	Authorize func(r *http.Request, need access.Scope, repo string) error
-	Log       *slog.Logger // nil = discard
+	// ReadOnly makes the registry of a node that only reads its store: it returns what
+	// requests that push are answered, which wraps store.ErrReadOnly. Nil: the writer.
+	ReadOnly func(context.Context) error
+	Log      *slog.Logger // nil = discard
 }
 
 // Handler serves the registry. Safe for concurrent use.
 type Handler struct {
 	store     *registry.Store
 	authorize func(r *http.Request, need access.Scope, repo string) error
+	readOnly  func(context.Context) error
 	log       *slog.Logger
 }
 
@@ -43,7 +48,7 @@ var _ http.Handler = (*Handler)(nil)
 
 // New returns a handler of cfg.
 func New(cfg Config) *Handler {
-	h := &Handler{store: cfg.Store, authorize: cfg.Authorize, log: cfg.Log}
+	h := &Handler{store: cfg.Store, authorize: cfg.Authorize, readOnly: cfg.ReadOnly, log: cfg.Log}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
@@ -64,6 +69,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	req, err := parse(r.Method, r.URL.EscapedPath(), r.URL.RawQuery)
 	if err == nil {
 		err = h.authorize(r, req.needs(), req.repo)
+	}
+	if err == nil && h.readOnly != nil && req.needs() == access.Push {
+		err = h.readOnly(r.Context())
 	}
 	if err == nil {
 		err = h.serve(w, r, req)

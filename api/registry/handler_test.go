@@ -17,6 +17,7 @@ import (
 
 	"quarry/api/access"
 	front "quarry/api/registry"
+	"quarry/store"
 	"quarry/store/bucket"
 	"quarry/store/bucket/buckettest"
 	"quarry/store/bucket/mem"
@@ -320,4 +321,31 @@ func TestAFullDisk(t *testing.T) {
 	}
 	full = false
 	s.want(http.StatusCreated, "", "PUT", loc+"?digest="+d.String(), "")
+}
+
+// A node that only reads refuses every push before it takes a byte, and names who takes it.
+func TestANodeThatOnlyReadsTakesNoPushes(t *testing.T) {
+	b := mem.New()
+	s := newSite(t, b, func(c *front.Config) {
+		c.ReadOnly = func(context.Context) error { return fmt.Errorf("%w: its writer is pid 7", store.ErrReadOnly) }
+	})
+	d := digest.FromString("x").String()
+	for _, r := range [][2]string{
+		{"POST", "/v2/a/blobs/uploads/"}, {"POST", "/v2/a/blobs/uploads/?digest=" + d},
+		{"PUT", "/v2/a/manifests/v1"}, {"DELETE", "/v2/a/manifests/v1"}, {"DELETE", "/v2/a/blobs/" + d},
+	} {
+		res, body := s.do(r[0], r[1], "x")
+		if res.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(body, "its writer is pid 7") {
+			t.Errorf("%v: got %d %s, want 421 that names the writer", r, res.StatusCode, body)
+		}
+	}
+	for obj, err := range b.List(t.Context(), "") {
+		t.Errorf("the bucket has %v, %v", obj, err)
+	}
+	if res, body := s.do("GET", "/v2/", ""); res.StatusCode != http.StatusOK {
+		t.Errorf("GET /v2/: got %d %s", res.StatusCode, body)
+	}
+	if res, _ := s.do("HEAD", "/v2/a/blobs/"+d, ""); res.StatusCode != http.StatusNotFound {
+		t.Errorf("HEAD of a blob: got %d, want 404", res.StatusCode)
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"quarry/internal/durable"
 	"quarry/internal/strictjson"
@@ -161,15 +162,23 @@ func (d dataDir) chooseBucket(asked place) (place, error) {
 	return chosen, d.wrap(durable.WriteFile(d.bucketFile(), b, 0o600))
 }
 
-// openBucket opens the bucket of a data folder, to write to it.
-func (d dataDir) openBucket(ctx context.Context, p place) (storage, error) {
+// openBucket opens the bucket of a data folder, beside a process that may be its
+// writer. A node that only reads keeps the leases of its workers there, where it can.
+func (d dataDir) openBucket(ctx context.Context, p place, readOnly bool) (storage, error) {
 	if loc, ok := p.url.remote(); ok {
-		return d.openRemote(ctx, loc, p.unsafe)
+		return d.openRemote(ctx, loc, p.unsafe, readOnly)
 	}
-	if err := d.checkBucket(p.url.folder(d)); err != nil {
+	path := p.url.folder(d)
+	if err := d.checkBucket(path); err != nil {
 		return nil, err
 	}
-	b, err := dir.Open(p.url.folder(d))
+	if _, err := os.Stat(path); readOnly && err != nil {
+		return nil, fmt.Errorf("open bucket: %w", err) // nobody reads what is about to be made
+	}
+	b, err := dir.OpenShared(path)
+	if readOnly && (errors.Is(err, syscall.EROFS) || errors.Is(err, fs.ErrPermission)) {
+		b, err = dir.OpenReadOnly(path)
+	}
 	if err != nil {
 		return nil, err // not b, which would be a storage that is not nil
 	}
@@ -178,7 +187,7 @@ func (d dataDir) openBucket(ctx context.Context, p place) (storage, error) {
 
 // openRemote opens an S3 bucket. One that has nothing beside an index is not the
 // one the index was made of, or somebody emptied it.
-func (d dataDir) openRemote(ctx context.Context, loc s3.Location, unsafe bool) (_ storage, err error) {
+func (d dataDir) openRemote(ctx context.Context, loc s3.Location, unsafe, readOnly bool) (_ storage, err error) {
 	b, err := s3.Open(ctx, s3.Config{Location: loc, UnsafeSingleWriter: unsafe})
 	if err != nil {
 		return nil, err
@@ -188,8 +197,10 @@ func (d dataDir) openRemote(ctx context.Context, loc s3.Location, unsafe bool) (
 			b.Close()
 		}
 	}()
-	if err := b.Probe(ctx); err != nil {
-		return nil, err
+	if !readOnly { // the probe writes
+		if err := b.Probe(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if _, err := os.Stat(d.index()); errors.Is(err, fs.ErrNotExist) {
 		return b, nil

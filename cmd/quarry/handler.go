@@ -20,8 +20,10 @@ import (
 func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logger) *api.Handler {
 	reg := o.collected
 	reg.MustRegister(o.metrics.Collectors()...)
-	reg.MustRegister(o.jobMetrics.Collectors()...)
-	reg.MustRegister(o.upkeep.gc.Metrics().Collectors()...)
+	if o.follower == nil {
+		reg.MustRegister(o.jobMetrics.Collectors()...)
+		reg.MustRegister(o.upkeep.gc.Metrics().Collectors()...)
+	}
 	cfg := api.Config{
 		Chunks: o.store, Names: o.catalog, Bucket: o.bucket, Local: true,
 		Convert: func(ctx context.Context, r api.ConvertRequest, step func(api.Progress)) (api.ConvertResult, error) {
@@ -29,12 +31,16 @@ func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logge
 		},
 		Check: o.check, Rebuild: o.rebuild, Stats: o.stats,
 		GC: o.collect, Pin: o.pin, Unpin: o.unpin, Pins: o.catalog.Pins, Leases: o.upkeep.leases,
-		Job: o.job, Jobs: o.jobs, V2Local: front.New(front.Config{Store: o.registry, Log: log}),
+		Job: o.job, Jobs: o.jobs,
 		Registry: reg, Log: log, MetricsOpen: metricsOpen,
 	}
+	v2 := front.Config{Store: o.registry, Log: log}
+	o.nodes(&cfg, &v2)
+	cfg.V2Local = front.New(v2)
 	cfg.V2 = cfg.V2Local
 	if guard != nil {
-		cfg.V2 = front.New(front.Config{Store: o.registry, Authorize: guard.Authorize, Log: log})
+		v2.Authorize = guard.Authorize
+		cfg.V2 = front.New(v2)
 		reg.MustRegister(guard.Collectors()...)
 		cfg.Authorize, cfg.Covered, cfg.Token = guard.Authorize, guard.Covered, guard.ServeToken
 	}
@@ -133,6 +139,9 @@ func (o *owner) stats(context.Context) (api.StoreStats, error) {
 	for _, p := range o.catalog.Packs() {
 		st.Packs++
 		st.PackBytes += p.Size
+	}
+	if e := o.catalog.Epoch(); e.N > 0 {
+		st.Epoch, st.Writer = e.N, fmt.Sprintf("pid %d on %s", e.PID, e.Host)
 	}
 	return st, nil
 }

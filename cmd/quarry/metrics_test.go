@@ -11,9 +11,10 @@ import (
 	"quarry/api/access"
 )
 
-// What an operator reads of /metrics in docs/OPERATIONS.md is what a store node has.
-func TestMetricsAreDocumented(t *testing.T) {
-	cfg := ownerConfig{dir: dataDir(t.TempDir()), log: warnings(os.Stderr)}
+// metricsOf returns the names of the metrics of a store node.
+func metricsOf(t *testing.T, cfg ownerConfig) (registered []string) {
+	t.Helper()
+	cfg.log = warnings(os.Stderr)
 	o, err := openOwner(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -25,10 +26,17 @@ func TestMetricsAreDocumented(t *testing.T) {
 		defer close(descs)
 		o.collected.Describe(descs)
 	}()
-	var registered []string
 	for d := range descs {
 		registered = append(registered, regexp.MustCompile(`fqName: "([^"]*)"`).FindStringSubmatch(d.String())[1])
 	}
+	return registered
+}
+
+// What an operator reads of /metrics in docs/OPERATIONS.md is what store nodes have.
+func TestMetricsAreDocumented(t *testing.T) {
+	at := place{url: bucketURL("file://" + t.TempDir())}
+	registered := metricsOf(t, ownerConfig{dir: dataDir(t.TempDir()), bucket: at})
+	registered = append(registered, metricsOf(t, ownerConfig{dir: dataDir(t.TempDir()), bucket: at, readOnly: true})...)
 	text, err := os.ReadFile("../../docs/OPERATIONS.md")
 	if err != nil {
 		t.Fatal(err)

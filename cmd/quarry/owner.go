@@ -27,9 +27,11 @@ import (
 	"quarry/store/bucket"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
+	"quarry/store/follow"
 	"quarry/store/jobs"
 	"quarry/store/packed"
 	"quarry/store/registry"
+	"quarry/store/writer"
 	"quarry/worker/folder"
 )
 
@@ -42,6 +44,8 @@ func (d dataDir) bucketFile() string   { return filepath.Join(string(d), "bucket
 func (d dataDir) index() string        { return filepath.Join(string(d), "index") }
 func (d dataDir) tmp() string          { return filepath.Join(string(d), "tmp") }
 func (d dataDir) uploads() string      { return filepath.Join(string(d), "uploads") }
+func (d dataDir) idFile() string       { return filepath.Join(string(d), "id") }
+func (d dataDir) readOnlyFile() string { return filepath.Join(string(d), "read-only") }
 func (d dataDir) keys() string         { return filepath.Join(string(d), "keys") }
 func (d dataDir) signingKey() string   { return filepath.Join(d.keys(), "signing.key") }
 func (d dataDir) signingPub() string   { return filepath.Join(d.keys(), "signing.pub") }
@@ -99,7 +103,7 @@ type owner struct {
 	index    *chunkindex.Index
 	store    *packed.Store
 	registry *registry.Store
-	jobs     *jobs.Queue
+	jobs     *jobs.Queue // nil on a node that only reads
 	jobOptions
 	meta    packed.Meta
 	signing *signer.Key // nil: images stay unsigned
@@ -111,6 +115,10 @@ type owner struct {
 	upkeep  *upkeep // nil until all else is open
 	// collected has the metrics of all that this process runs, for /metrics.
 	collected *prometheus.Registry
+
+	self     catalog.Writer
+	keeper   *writer.Keeper   // set by keepMark
+	follower *follow.Follower // nil on the writer
 }
 
 // ownerConfig says how to open a data folder.
@@ -123,59 +131,85 @@ type ownerConfig struct {
 	uploadSpace int64 // 0 is the default
 	jobs        jobOptions
 	background  bool // gives way to a server that a person starts
+	readOnly    bool // follows the writer, and changes nothing
 	limits      limits
-	gcEvery     time.Duration  // 0: only when told
-	retain      *time.Duration // of gc; nil = its default
-	grace       *time.Duration // of gc; nil = as the bucket needs it
+	gcEvery     time.Duration    // 0: only when told
+	retain      *time.Duration   // of gc; nil = its default
+	grace       *time.Duration   // of gc; nil = as the bucket needs it
+	takeover    time.Duration    // how long a writer's mark stands still before its store is taken over; 0 = writer.After
+	waiting     func(who string) // is told of a writer that lives; may be nil
 	log         *slog.Logger
 }
 
 // openOwner opens a data folder, making what is missing of it.
-func openOwner(ctx context.Context, cfg ownerConfig) (_ *owner, err error) {
-	o := &owner{dir: cfg.dir, limits: cfg.limits, metrics: packed.NewMetrics(), collected: prometheus.NewRegistry(), log: cfg.log}
-	defer func() {
-		if err != nil {
-			o.close()
-		}
-	}()
+func openOwner(ctx context.Context, cfg ownerConfig) (*owner, error) {
+	o, err := lockOwner(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return o, o.open(ctx, cfg)
+}
+
+// lockOwner makes the folders and takes the lock: proc.ErrLocked when somebody has it.
+func lockOwner(cfg ownerConfig) (_ *owner, err error) {
 	for _, sub := range []string{string(cfg.dir), cfg.dir.keys(), cfg.dir.run(), cfg.dir.tmp()} {
 		if err := os.MkdirAll(sub, 0o700); err != nil {
 			return nil, cfg.dir.wrap(err)
 		}
 	}
+	o := &owner{dir: cfg.dir, limits: cfg.limits, metrics: packed.NewMetrics(), collected: prometheus.NewRegistry(), log: cfg.log}
 	if o.lock, err = proc.TryLock(cfg.dir.lock()); err != nil {
 		return nil, cfg.dir.wrap(err)
 	}
 	if err := writeHolder(o.lock, cfg.background); err != nil {
-		return nil, cfg.dir.wrap(err)
+		return nil, errors.Join(cfg.dir.wrap(err), o.close())
 	}
+	return o, nil
+}
+
+// open opens what is in a folder whose lock is held, or releases the lock.
+func (o *owner) open(ctx context.Context, cfg ownerConfig) (err error) {
+	defer func() {
+		if err != nil {
+			o.close()
+		}
+	}()
 	if err := o.openKeys(cfg); err != nil {
-		return nil, err
+		return err
+	}
+	if cfg.readOnly {
+		if err := cfg.dir.rememberReadOnly(); err != nil {
+			return err
+		}
 	}
 	if err := o.openBucket(ctx, cfg); err != nil {
-		return nil, err
+		return err
 	}
-	if o.catalog, err = catalog.Open(ctx, catalog.Config{Journal: o.bucket, Log: cfg.log, Clock: time.Now}); err != nil {
-		return nil, err
+	if err := o.openCatalog(ctx, cfg); err != nil {
+		return err
 	}
 	if o.index, err = chunkindex.Open(chunkindex.Config{Dir: cfg.dir.index(), Log: cfg.log}); err != nil {
-		return nil, err
+		return err
 	}
 	o.store, err = packed.Open(ctx, packed.Config{
 		Bucket: o.bucket, Catalog: o.catalog, Index: o.index, ChunkSize: o.meta.ChunkSize,
 		TmpDir: cfg.dir.tmp(), Workers: cfg.workers, Log: cfg.log,
-		Metrics: o.metrics,
+		Metrics: o.metrics, ReadOnly: cfg.readOnly,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := o.openRegistry(cfg); err != nil {
-		return nil, err
+		return err
+	}
+	if cfg.readOnly {
+		o.follower = follow.New(follow.Config{Store: o.store, Applied: o.catalog.Applied, Log: cfg.log})
+		return o.openUpkeep(ctx, cfg)
 	}
 	if err := o.openJobs(ctx, cfg); err != nil {
-		return nil, err
+		return err
 	}
-	return o, o.openUpkeep(ctx, cfg)
+	return o.openUpkeep(ctx, cfg)
 }
 
 // openBucket opens the bucket and reads what store it is, or makes it one.
@@ -184,17 +218,17 @@ func (o *owner) openBucket(ctx context.Context, cfg ownerConfig) error {
 	if err != nil {
 		return err
 	}
-	if o.bucket, err = cfg.dir.openBucket(ctx, at); err != nil {
+	if o.bucket, err = cfg.dir.openBucket(ctx, at, cfg.readOnly); err != nil {
 		return err
 	}
 	o.meta, err = packed.OpenMeta(ctx, o.bucket)
-	if errors.Is(err, bucket.ErrNotFound) {
+	if errors.Is(err, bucket.ErrNotFound) && !cfg.readOnly {
 		o.meta, err = packed.CreateMeta(ctx, o.bucket, chunk.DefaultSize, time.Now())
 	}
 	if errors.Is(err, packed.ErrMeta) {
 		err = fmt.Errorf("%w: %s: %w: remove it, the next command makes it anew and all images stay", errDamage, at.url.object(cfg.dir, packed.MetaKey), err)
 	}
-	return err
+	return noStore(err)
 }
 
 func (o *owner) close() error {
@@ -256,6 +290,9 @@ func readHolder(d dataDir) (holder, bool) {
 const converterKeySize = 32
 
 func (o *owner) openKeys(cfg ownerConfig) (err error) {
+	if cfg.readOnly {
+		return nil // it signs nothing, and what it serves is verified by who reads it
+	}
 	if o.macKey, err = loadConverterKey(cfg.dir.converterKey()); err != nil {
 		return err
 	}

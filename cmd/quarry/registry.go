@@ -40,8 +40,12 @@ func (o *owner) openRegistry(cfg ownerConfig) (err error) {
 	return err
 }
 
-// start does what goes on beside requests until stop is called, which waits for it.
+// start does what goes on beside requests until stop is called, which waits for it. A
+// node that only reads does none of it.
 func (o *owner) start(ctx context.Context) (stop func()) {
+	if o.follower != nil {
+		return func() {}
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { o.registry.Run(ctx) })

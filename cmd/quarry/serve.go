@@ -17,6 +17,7 @@ import (
 	"quarry/api"
 	"quarry/api/access"
 	"quarry/internal/proc"
+	"quarry/store/writer"
 )
 
 const (
@@ -40,6 +41,8 @@ type serveOptions struct {
 	uploads    uploadSpace
 	jobs       jobOptions
 	background bool
+	readOnly   bool
+	takeover   time.Duration
 	limits     limits
 	gcEvery    string
 	retain     string
@@ -59,6 +62,10 @@ on --listen and, with the convert and admin routes, on DIR/run/quarry.sock. It p
 way and exits 0. Clients on --listen show a token (quarry token create), which may be used over
 plain HTTP on loopback only; --no-auth asks for none: everyone on loopback reads and pushes.
 
+One node writes a bucket. Another one started on it stands by, and takes the store over
+when the writer has ended or gives no sign of life; "listening on" comes then. Nodes with
+--read-only serve what the writer has made, and need no keys.
+
 ` + limitHelp() + `
 The limits of serve are the defaults of the conversions it makes.`,
 		Args: exactArgs(0),
@@ -76,6 +83,8 @@ The limits of serve are the defaults of the conversions it makes.`,
 	f.IntVar(&o.workers, "workers", 0, "compression workers; 0 is one per processor")
 	f.StringVar(&o.uploads.text, "upload-space", "", "bytes on disk for unfinished pushes together, as 512M or 20G; default is 32G")
 	o.jobs.flags(f)
+	f.BoolVar(&o.readOnly, "read-only", false, "follow the writer of the bucket and change nothing; any number of nodes. DIR remembers it")
+	f.DurationVar(&o.takeover, "takeover-after", writer.After, "take the store over when its writer has given no sign of life for so long")
 	f.Func("limit", limitUsage, o.limits.set)
 	f.StringVar(&o.gcEvery, "gc-every", "0s", "delete what nothing needs that often, as quarry gc does, for example 24h; 0s never")
 	f.StringVar(&o.retain, "gc-retain", "", "keep the images of moved and deleted names for so long (default 168h)")
@@ -98,12 +107,21 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 	if o.maxConnections < 1 {
 		return fmt.Errorf("%w: --max-connections %d: want 1 or more", errUsage, o.maxConnections)
 	}
+	if o.takeover < minTakeover {
+		return fmt.Errorf("%w: --takeover-after %s: want %s at least", errUsage, o.takeover, minTakeover)
+	}
 	log := slog.New(slog.NewJSONHandler(stderr, nil))
 	dir, err := openDataDir(o.data)
 	if err != nil {
 		return err
 	}
 	o.data = string(dir)
+	if o.readOnly, err = dir.chooseReadOnly(o.readOnly, o.background); err != nil {
+		return err
+	}
+	if _, made, err := dir.remembered(); o.readOnly && o.bucket == "" && err == nil && !made {
+		return fmt.Errorf("%w: --read-only needs --bucket, with the URL that the writer of the store has", errUsage)
+	}
 	var guard *access.Guard
 	if !o.background {
 		if guard, err = o.doors.guard(dir, log); err != nil {
@@ -121,8 +139,9 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 	}
 	handler := newHandler(own, guard, o.doors.metricsOpen, log)
 	stop := own.start(ctx)
-	err = serveAll(ctx, o, dir, handler, log, stdout)
-	stop()
+	err = serveAll(ctx, o, own, handler, log, stdout)
+	stop() // who takes the store over must find nobody at work on it
+	own.release(ctx)
 	return errors.Join(err, own.close())
 }
 
@@ -152,7 +171,7 @@ func (o serveOptions) gcFlags() (every time.Duration, retain, grace *time.Durati
 }
 
 // takeOver opens the data folder. A background server that has it is told to
-// end; any other owner is an error.
+// end; any other owner is an error. Then it waits until no other node writes the bucket.
 func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, error) {
 	at, err := parseBucketURL(o.bucket)
 	if err != nil {
@@ -171,15 +190,25 @@ func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, er
 	}
 	cfg := ownerConfig{
 		uploadSpace: space, jobs: o.jobs, gcEvery: every, retain: retain, grace: grace,
+		readOnly: o.readOnly, takeover: o.takeover,
 		dir: dataDir(o.data), bucket: place{at, o.unsafe}, keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
+	boundHeap()
+	own, err := lockFolder(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return own, own.open(ctx, cfg)
+}
+
+// lockFolder takes the lock of the data folder.
+func lockFolder(ctx context.Context, cfg ownerConfig) (*owner, error) {
 	// The other server may use all of its drain time, and closes its index then.
 	ctx, cancel := context.WithTimeout(ctx, drainTime+closeTime)
 	defer cancel()
-	boundHeap()
 	told := 0
 	for {
-		own, err := openOwner(ctx, cfg)
-		if !errors.Is(err, proc.ErrLocked) || o.background {
+		own, err := lockOwner(cfg)
+		if !errors.Is(err, proc.ErrLocked) || cfg.background {
 			return own, err
 		}
 		h, alive := readHolder(cfg.dir)
@@ -200,9 +229,10 @@ func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, er
 	}
 }
 
-// serveAll serves the socket and, in the foreground, TCP, until ctx ends or a
-// background server is idle; then it drains.
-func serveAll(ctx context.Context, o serveOptions, d dataDir, h *api.Handler, log *slog.Logger, stdout io.Writer) error {
+// serveAll serves the socket and, in the foreground, TCP, until ctx ends, a
+// background server is idle, or another writer has taken over; then it drains.
+func serveAll(ctx context.Context, o serveOptions, own *owner, h *api.Handler, log *slog.Logger, stdout io.Writer) error {
+	d, url := own.dir, ""
 	if err := os.Remove(d.socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -212,8 +242,8 @@ func serveAll(ctx context.Context, o serveOptions, d dataDir, h *api.Handler, lo
 	}
 	listeners := map[net.Listener]*api.Handler{local: h}
 	if !o.background {
-		tcp, url, err := o.doors.open(log)
-		if err != nil {
+		var tcp net.Listener
+		if tcp, url, err = o.doors.open(log); err != nil {
 			return errors.Join(err, local.Close())
 		}
 		listeners[tcp] = h.WithLocal(false)
@@ -229,6 +259,10 @@ func serveAll(ctx context.Context, o serveOptions, d dataDir, h *api.Handler, lo
 			return serveOne(ctx, handler.Listen(l, o.maxConnections), handler)
 		})
 	}
+	g.Go(func() error {
+		defer cancel()
+		return own.keepMark(ctx, url)
+	})
 	if o.background {
 		g.Go(func() error {
 			defer cancel()

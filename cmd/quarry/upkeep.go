@@ -91,7 +91,7 @@ func (o *owner) openUpkeep(ctx context.Context, cfg ownerConfig) error {
 	})
 	ctx, u.stop = context.WithCancel(context.WithoutCancel(ctx))
 	u.done.Go(func() { u.leases.Run(ctx) })
-	if cfg.gcEvery > 0 {
+	if cfg.gcEvery > 0 && !cfg.readOnly {
 		u.done.Go(func() { o.collectEvery(ctx, cfg.gcEvery) })
 	}
 	o.upkeep = u

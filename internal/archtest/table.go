@@ -36,6 +36,7 @@ var arrows = map[string][]string{
 	"store/image":      {"rafs", "signer", "store/chunk", "internal/strictjson"},
 	"store/catalog":    {"store/chunk", "store/bucket", "internal/strictjson"},
 	"store/jobs":       {"store/bucket", "store/chunk", "store/image", "internal/rescue", "internal/strictjson"},
+	"store/follow":     {"store/catalog"},
 	"store/writer":     {"store/bucket", "store/catalog", "internal/strictjson"},
 	"store/trace":      {"rafs", "store/chunk", "store/image", "store/pack"},
 	"store/mem":        {"store", "store/chunk"},
@@ -58,7 +59,7 @@ var arrows = map[string][]string{
 	"store/lease":     {"store/bucket", "store/chunk", "internal/strictjson"},
 	"store/gc":        {"rafs", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed", "store/trace"},
 	"api":             join(ground, formats, "api/access", "store/packed", "store/lease"),
-	"api/registry":    {"api/access", "store/bucket", "store/catalog", "store/image", "store/jobs", "store/registry"},
+	"api/registry":    {"api/access", "store", "store/bucket", "store/catalog", "store/image", "store/jobs", "store/registry"},
 	"api/client":      join(ground, formats, "api"),
 	"converter":       join(ground, formats, "store/names", "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
 	"converter/proof": {"internal/rescue", "converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
@@ -71,7 +72,7 @@ var arrows = map[string][]string{
 	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "worker/folder", "worker/timeline"},
 
 	// Programs.
-	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/s3", "store/packed", "store/writer", "store/registry", "store/gc", "store/lease",
+	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",
 		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/registry", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
 

@@ -21,6 +21,8 @@ type StandbyConfig struct {
 	Lazy  bool
 	After time.Duration // how long a mark stands still before it is taken for left; 0 = After
 	Log   *slog.Logger  // nil = discard
+	// Clock is the catalog's, for how long gc keeps what lost its name; nil = it keeps no time.
+	Clock func() time.Time
 	// Waiting, when not nil, is told whom it waits for, when that changes.
 	Waiting func(who string)
 }
@@ -43,7 +45,7 @@ func Await(ctx context.Context, cfg StandbyConfig) (*catalog.Catalog, error) {
 		cfg.Waiting = func(string) {}
 	}
 	for {
-		c, err := catalog.Open(ctx, catalog.Config{Journal: cfg.Journal, Writer: &cfg.Self, Log: cfg.Log})
+		c, err := catalog.Open(ctx, catalog.Config{Journal: cfg.Journal, Writer: &cfg.Self, Log: cfg.Log, Clock: cfg.Clock})
 		if err != nil {
 			return nil, err
 		}

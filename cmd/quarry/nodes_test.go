@@ -1,0 +1,71 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// A copy of a data folder is another folder: who has its lock says nothing of the
+// process that has the first one's.
+func TestTheIDOfAFolderIsItsOwn(t *testing.T) {
+	base := t.TempDir()
+	first := dataDir(filepath.Join(base, "a"))
+	o, err := lockOwner(ownerConfig{dir: first, log: warnings(os.Stderr)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.close()
+	id := func(d dataDir) string {
+		t.Helper()
+		id, err := d.id()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	was := id(first)
+	if again := id(first); again != was {
+		t.Errorf("id is %s, and then %s", was, again)
+	}
+	if out, err := exec.Command("cp", "-a", string(first), filepath.Join(base, "b")).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	if other := id(dataDir(filepath.Join(base, "b"))); other == was {
+		t.Error("a copy of the folder has its id")
+	}
+}
+
+func TestAFolderRemembersThatItOnlyReads(t *testing.T) {
+	d := dataDir(t.TempDir())
+	choose := func(asked, background, want bool) {
+		t.Helper()
+		if got, err := d.chooseReadOnly(asked, background); err != nil || got != want {
+			t.Errorf("asked %t, background %t: got %t, %v, want %t", asked, background, got, err, want)
+		}
+	}
+	choose(false, false, false)
+	choose(true, false, true)
+	choose(false, true, false) // asking alone is remembered by who has the lock
+	if err := d.rememberReadOnly(); err != nil {
+		t.Fatal(err)
+	}
+	choose(true, false, true)
+	choose(false, true, true)
+	if _, err := d.chooseReadOnly(false, false); err == nil {
+		t.Error("a node that only reads became a writer without being told to")
+	}
+}
+
+func TestAReadOnlyNodeNeedsToKnowItsBucket(t *testing.T) {
+	d := filepath.Join(t.TempDir(), "d")
+	err := runServe(t.Context(), serveOptions{data: d, doors: doors{noAuth: true, listen: "127.0.0.1:0"}, readOnly: true, takeover: minTakeover, maxConnections: 1}, os.Stderr, os.Stderr)
+	if !errors.Is(err, errUsage) {
+		t.Errorf("without --bucket: got error %v, want one of usage", err)
+	}
+	if _, err := os.Stat(d); err == nil {
+		t.Error("the folder was made")
+	}
+}
