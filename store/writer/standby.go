@@ -78,7 +78,8 @@ type standby struct {
 
 // wait returns nil when the writer is gone.
 func (s *standby) wait(ctx context.Context) error {
-	tick := time.NewTicker(max(s.cfg.After/20, time.Millisecond))
+	// However long it waits for a mark that stands still, one that was released is seen soon.
+	tick := time.NewTicker(max(min(s.cfg.After/20, Every), time.Millisecond))
 	defer tick.Stop()
 	for first := true; ; first = false {
 		free, err := s.look(ctx, first)

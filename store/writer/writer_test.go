@@ -156,6 +156,27 @@ func TestNobodyWaitsForAWriterThatSurelyLeft(t *testing.T) {
 	}
 }
 
+// However patient who stands by is, it sees soon that the writer has released the store.
+func TestAPatientStandbySeesThatTheWriterLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := mem.New()
+		first := newNode(b, "a").start(t, 0)
+		time.AfterFunc(time.Minute, func() {
+			first.kill()
+			<-first.ended
+			if err := first.keeper.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+		begin := time.Now()
+		_, err := writer.Await(t.Context(), writer.StandbyConfig{Bucket: b, Journal: b, Self: newNode(b, "b").self, After: time.Hour})
+		must(t, err)
+		if took := time.Since(begin); took > time.Minute+2*writer.Every {
+			t.Errorf("it took over after %s, the writer has left after a minute", took)
+		}
+	})
+}
+
 // TestAStoppedWriterIsFenced: it is stopped for an hour, as by SIGSTOP, and goes on.
 func TestAStoppedWriterIsFenced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
