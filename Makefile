@@ -12,6 +12,8 @@ export QUARRY_DEBS := $(CACHE)/debs
 export QUARRY_VM := $(CACHE)/vm
 export QUARRY_CORPUS := $(CACHE)/corpus
 export QUARRY_BENCH_CACHE := $(CACHE)/bench
+# Where tests put what somebody may want to look at: pictures of the page for people.
+export QUARRY_ARTIFACTS := $(CACHE)/artifacts
 
 # The version quarry doctor names is the one that is installed here.
 RUNSC := $(shell sed -n 's/^const runscModule = "\(.*\)"/\1/p' cmd/quarry/doctor.go)
@@ -19,7 +21,7 @@ VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 CONFORMANCE := github.com/opencontainers/distribution-spec/conformance@v0.0.0-20260831232431-97274622c111
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps \
-	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap fio python3-libnbd nginx-light buildah
+	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap fio python3-libnbd nginx-light buildah chromium fonts-dejavu-core
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 SOURCES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cache/*') go.mod go.sum
 

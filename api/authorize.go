@@ -14,7 +14,7 @@ import (
 // read anything, may read that. open routes tell nothing but that the server runs.
 func (rt route) needs() (need access.Scope, repo string, open bool) {
 	switch rt.op {
-	case opHealth, opReady, opToken: // the token service looks at credentials itself
+	case opHealth, opReady, opToken, opPageAsset: // the token service looks at credentials itself
 		return access.Any, "", true
 	case opImage, opStart:
 		return access.Pull, rt.ref.Repo, false
@@ -22,7 +22,7 @@ func (rt route) needs() (need access.Scope, repo string, open bool) {
 		return access.Push, rt.ref.Repo, false
 	case opTrace:
 		return access.Trace, "", false
-	case opImages, opJobs, opJob, opJobEvents, opJobsEvents, opBootstrap, opConfig, opChunk, opBatch, opBlob:
+	case opPage, opImages, opJobs, opJob, opJobEvents, opJobsEvents, opBootstrap, opConfig, opChunk, opBatch, opBlob:
 		return access.Pull, "", false
 	}
 	if rt.mount {
@@ -50,6 +50,11 @@ func (h *Handler) visible(r *http.Request) (func(repo string) bool, error) {
 		return func(string) bool { return true }, nil
 	}
 	return h.cfg.Covered(r, access.Pull)
+}
+
+// admin reports whether a request may know what the node does for all together.
+func (h *Handler) admin(r *http.Request) bool {
+	return h.open() || h.cfg.Admin != nil && h.cfg.Admin(r)
 }
 
 // closed says why a route is not there for whoever asks without a token to show:

@@ -3,6 +3,7 @@ package api_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -38,7 +39,7 @@ func newGuarded(t *testing.T, w *apitest.World, change func(*api.Config)) guarde
 	}
 	guard := access.New(access.Config{Tokens: file, Key: make([]byte, 32)})
 	srv, _ := w.Serve(t, func(cfg *api.Config) {
-		cfg.Authorize, cfg.Covered, cfg.Token = guard.Authorize, guard.Covered, guard.ServeToken
+		cfg.Authorize, cfg.Covered, cfg.Admin, cfg.Token = guard.Authorize, guard.Covered, guard.Admin, guard.ServeToken
 		cfg.Convert = func(_ context.Context, r api.ConvertRequest, _ func(api.Progress)) (api.ConvertResult, error) {
 			return api.ConvertResult{Name: r.Name, Source: chunk.Sum(nil)}, nil
 		}
@@ -77,6 +78,8 @@ func TestEveryRouteNeedsItsScope(t *testing.T) {
 	}{
 		{"GET", "/healthz", "", in, in, in, in, in},
 		{"GET", "/readyz", "", in, in, in, in, in},
+		{"GET", "/", "", none, in, in, no, in},
+		{"GET", "/page.css", "", in, in, in, in, in},
 		{"GET", "/v1/images", "", none, in, in, no, in},
 		{"GET", "/v1/images/team/x:1", "", none, in, in, no, in},
 		{"GET", "/v1/images/teamwork/y:1", "", none, in, no, no, in},
@@ -180,5 +183,30 @@ func TestTheTokenFlowIsServed(t *testing.T) {
 	}
 	if b := ask(t, "GET", g.url+"/v1/images", "", "Authorization", "Bearer "+doc.Token); b.StatusCode != http.StatusOK {
 		t.Errorf("with the bearer: %d %s", b.StatusCode, b.body)
+	}
+}
+
+func TestThePageIsToldWhatItsViewerMaySee(t *testing.T) {
+	g := newGuarded(t, apitest.New(t), func(cfg *api.Config) {
+		cfg.Page = func(w http.ResponseWriter, _ *http.Request, sees func(string) bool, admin bool) error {
+			_, err := fmt.Fprint(w, sees("team/x"), sees("teamwork"), admin)
+			return err
+		}
+	})
+	for who, want := range map[string]string{"team": "true false false", "pull": "true true false", "admin": "true true true"} {
+		if a := g.ask(t, who, "GET", "/", ""); string(a.body) != want {
+			t.Errorf("%s: %s, want %s", who, a.body, want)
+		}
+	}
+}
+
+// TestAnotherSitesPageChangesNothing: a browser that logged in shows its token for
+// whatever any page has it send.
+func TestAnotherSitesPageChangesNothing(t *testing.T) {
+	g := newGuarded(t, apitest.New(t), nil)
+	for _, header := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Origin", "https://evil.example"}} {
+		header = append(header, "Authorization", "Bearer "+g.token["admin"])
+		a := ask(t, "POST", g.url+"/v1/convert", `{"source":"registry://a/b","name":"c"}`, header...)
+		wantError(t, a, http.StatusForbidden, "cross_site")
 	}
 }

@@ -63,6 +63,7 @@ var (
 	ErrBadRequest      = errors.New("bad request")
 	ErrNoRoute         = errors.New("no such route")
 	ErrMethod          = errors.New("method not allowed")
+	ErrCrossSite       = errors.New("refused: it comes from another site's page")
 	ErrTooLarge        = errors.New("request body is too large")
 	ErrTooManyDigests  = errors.New("too many digests")
 	ErrRange           = errors.New("range not satisfiable")
@@ -108,6 +109,7 @@ var errorTable = []errorRow{
 	{ErrBadTrace, http.StatusBadRequest, "bad_trace", false, BlameUser},
 	{ErrNoRoute, http.StatusNotFound, "no_route", false, BlameUser},
 	{ErrMethod, http.StatusMethodNotAllowed, "method_not_allowed", false, BlameUser},
+	{ErrCrossSite, http.StatusForbidden, "cross_site", false, BlameUser},
 	{ErrTooLarge, http.StatusRequestEntityTooLarge, "too_large", false, BlameUser},
 	{ErrSlowBody, http.StatusRequestTimeout, "slow_body", true, BlameUser},
 	{ErrTooManyDigests, http.StatusRequestEntityTooLarge, "too_many_digests", false, BlameUser},

@@ -66,6 +66,8 @@ type Config struct {
 	Authorize func(r *http.Request, need access.Scope, repo string) error
 	Covered   func(r *http.Request, need access.Scope) (func(repo string) bool, error)
 	Token     func(w http.ResponseWriter, r *http.Request) error
+	// Admin tells whose token has the scope admin, of requests that were let in.
+	Admin func(r *http.Request) bool
 	// MetricsOpen serves /metrics to whoever has no token, too.
 	MetricsOpen bool
 
@@ -92,6 +94,10 @@ type Config struct {
 	Job func(ctx context.Context, ref image.Ref, source chunk.Digest, p image.Platform) error
 	// Jobs is the queue of conversions. nil: none are offered.
 	Jobs *jobs.Queue
+	// Page serves the page for people: /, /page.css and /page.js. sees says of which
+	// repositories whoever asks may know, and admin whether the node is its business.
+	// nil: there is none.
+	Page func(w http.ResponseWriter, r *http.Request, sees func(repo string) bool, admin bool) error
 
 	// V2 serves the paths of the registry, /v2 and what is below it but for the token
 	// flow, and V2Local those of the local handler, which asks for no token. Nil:
@@ -236,7 +242,8 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w.Header().Set(HeaderRequestID, id)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 
-	if front := h.front(r.URL.EscapedPath()); front != nil {
+	site := crossSite(r)
+	if front := h.front(r.URL.EscapedPath()); front != nil && site == nil {
 		defer func() { h.account(r, "v2", id, w, nil, time.Since(start)) }() // also when it cuts its answer off
 		front.ServeHTTP(w, r)
 		return
@@ -254,6 +261,9 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if over != nil {
 		w.Header().Set("Connection", "close")
 		err = over
+	}
+	if site != nil {
+		err = site
 	}
 	if err == nil {
 		err = h.authorize(r, rt)
@@ -341,6 +351,8 @@ func (h *Handler) serve(w *response, r *http.Request, rt route) error {
 		return h.serveStats(ctx, w)
 	case opToken:
 		return h.serveToken(ctx, w, r)
+	case opPage, opPageAsset:
+		return h.servePage(w, r, rt)
 	}
 	return h.serveLocal(ctx, w, r, rt)
 }

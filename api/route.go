@@ -56,6 +56,8 @@ const (
 	opJobEvents
 	opJobsEvents
 	opToken
+	opPage
+	opPageAsset
 )
 
 // writes says whether the operation changes the store, which is its writer's.
@@ -82,6 +84,9 @@ type route struct {
 	job      string
 	jobs     jobs.Filter
 }
+
+// pagePath is where the page for people is. It is no prefix of other paths.
+const pagePath = "/"
 
 // routeRow is one row of the table of routes. A path that ends in '/' is a
 // prefix, and what follows it is the argument, which must not be empty.
@@ -124,6 +129,9 @@ var routeTable = []routeRow{
 	{path: "/healthz", methods: get(opHealth), name: "health"},
 	{path: "/readyz", methods: get(opReady), name: "ready"},
 	{path: access.TokenPath, methods: map[string]op{"GET": opToken, "POST": opToken}, form: true, name: "token"},
+	{path: pagePath, methods: get(opPage), form: true, name: "page"},
+	{path: "/page.css", methods: get(opPageAsset), name: "page"},
+	{path: "/page.js", methods: get(opPageAsset), name: "page"},
 }
 
 func get(o op) map[string]op  { return map[string]op{http.MethodGet: o} }
@@ -182,6 +190,9 @@ func cleanPath(path string) (string, error) {
 			return "", fmt.Errorf("%w: path %q has byte %#02x", ErrBadRequest, clean, c)
 		}
 	}
+	if clean == pagePath {
+		return clean, nil
+	}
 	for _, elem := range strings.Split(clean[1:], "/") {
 		if elem == "" || elem == "." || elem == ".." {
 			return "", fmt.Errorf("%w: path %q has an empty or dot element", ErrBadRequest, clean)
@@ -196,7 +207,7 @@ func findRoute(path string) (*routeRow, string) {
 		if row.path == path {
 			return row, ""
 		}
-		if arg, ok := strings.CutPrefix(path, row.path); ok && strings.HasSuffix(row.path, "/") {
+		if arg, ok := strings.CutPrefix(path, row.path); ok && strings.HasSuffix(row.path, "/") && row.path != pagePath {
 			return row, arg
 		}
 	}

@@ -55,7 +55,7 @@ func TestRequestLinesAreRefused(t *testing.T) {
 		want                error
 	}{
 		"unknown route":             {"GET", "/v1/nothing", "", ErrNoRoute},
-		"root":                      {"GET", "/", "", ErrBadRequest},
+		"root, written otherwise":   {"GET", "/%2f", "", ErrBadRequest},
 		"empty path":                {"GET", "", "", ErrBadRequest},
 		"no leading slash":          {"GET", "v1/images", "", ErrBadRequest},
 		"trailing slash":            {"GET", "/v1/images/", "", ErrBadRequest},

@@ -127,6 +127,13 @@ func (g *Guard) Covered(r *http.Request, need Scope) (func(repo string) bool, er
 	return func(repo string) bool { return id.may(need, repo) }, err
 }
 
+// Admin reports whether the token of a request that was let in has the scope admin.
+// That it has not is no refusal, and is not counted as one.
+func (g *Guard) Admin(r *http.Request) bool {
+	id, err := g.identify(r, Any, "")
+	return err == nil && id.may(Admin, "")
+}
+
 func inRepo(repo string) string {
 	if repo == "" {
 		return ""

@@ -29,7 +29,7 @@ func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logge
 		Convert: func(ctx context.Context, r api.ConvertRequest, step func(api.Progress)) (api.ConvertResult, error) {
 			return o.convert(ctx, r, step, log)
 		},
-		Check: o.check, Rebuild: o.rebuild, Stats: o.stats,
+		Check: o.check, Rebuild: o.rebuild, Stats: o.stats, Page: o.servePage(reg),
 		GC: o.collect, Pin: o.pin, Unpin: o.unpin, Pins: o.catalog.Pins, Leases: o.upkeep.leases,
 		Job: o.job, Jobs: o.jobs,
 		Registry: reg, Log: log, MetricsOpen: metricsOpen,
@@ -42,7 +42,7 @@ func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logge
 		v2.Authorize = guard.Authorize
 		cfg.V2 = front.New(v2)
 		reg.MustRegister(guard.Collectors()...)
-		cfg.Authorize, cfg.Covered, cfg.Token = guard.Authorize, guard.Covered, guard.ServeToken
+		cfg.Authorize, cfg.Covered, cfg.Admin, cfg.Token = guard.Authorize, guard.Covered, guard.Admin, guard.ServeToken
 	}
 	return api.NewHandler(cfg)
 }

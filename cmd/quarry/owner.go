@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"quarry/api/page"
 	"quarry/chunkindex"
 	"quarry/internal/durable"
 	"quarry/internal/proc"
@@ -111,6 +112,7 @@ type owner struct {
 	macKey  []byte
 	limits  limits // of conversions
 	metrics *packed.Metrics
+	page    *page.Page // nil: nobody serves this owner
 	log     *slog.Logger
 	upkeep  *upkeep // nil until all else is open
 	// collected has the metrics of all that this process runs, for /metrics.
@@ -233,6 +235,9 @@ func (o *owner) openBucket(ctx context.Context, cfg ownerConfig) error {
 
 func (o *owner) close() error {
 	var errs []error
+	if o.page != nil {
+		o.page.Close() // it reads index and bucket
+	}
 	if o.upkeep != nil {
 		o.upkeep.close()
 	}

@@ -174,9 +174,13 @@ type Server struct {
 	cmd *exec.Cmd
 }
 
-// Serve starts quarry serve on a free port and waits until it listens.
-func (l *Lab) Serve(ctx context.Context, data string) (*Server, error) {
-	cmd := l.Command(ctx, "serve", "--data", data, "--listen", "127.0.0.1:0", "--no-auth")
+// Serve starts quarry serve on a free port and waits until it listens. Without flags
+// it asks nobody for a token.
+func (l *Lab) Serve(ctx context.Context, data string, flags ...string) (*Server, error) {
+	if len(flags) == 0 {
+		flags = []string{"--no-auth"}
+	}
+	cmd := l.Command(ctx, append([]string{"serve", "--data", data, "--listen", "127.0.0.1:0"}, flags...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 30 * time.Second
 	logFile, err := os.Create(l.Path("serve.log"))

@@ -61,6 +61,7 @@ var arrows = map[string][]string{
 	"api":             join(ground, formats, "api/access", "store/packed", "store/lease"),
 	"api/registry":    {"api/access", "store", "store/bucket", "store/catalog", "store/image", "store/jobs", "store/registry"},
 	"api/client":      join(ground, formats, "api"),
+	"api/page":        join(ground, formats), // cmd wires it to api
 	"converter":       join(ground, formats, "store/names", "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
 	"converter/proof": {"internal/rescue", "converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
 	"converter/oci":   {"converter/layer", "store/chunk", "store/image"},
@@ -73,7 +74,7 @@ var arrows = map[string][]string{
 
 	// Programs.
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",
-		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/registry", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
+		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
 
 	// What only tests import. None of these names stands in a row above.
