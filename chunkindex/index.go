@@ -346,14 +346,6 @@ func (x *Index) newRecordIter(ctx context.Context) (*pebble.Iterator, error) {
 	})
 }
 
-// records is All for the holder of mu.
-func (x *Index) records(ctx context.Context) iter.Seq2[Record, error] {
-	return func(yield func(Record, error) bool) {
-		it, err := x.newRecordIter(ctx)
-		yieldRecords(ctx, it, x.packs, err, yield)
-	}
-}
-
 // yieldRecords yields what it has and closes it, unless opening it failed with
 // openErr.
 func yieldRecords(ctx context.Context, it *pebble.Iterator, packs packTable, openErr error, yield func(Record, error) bool) {

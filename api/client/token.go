@@ -78,6 +78,9 @@ func (t *Token) current(anew bool) (string, error) {
 	return t.text, t.failed
 }
 
+// Text is the token as it is now, for a client of another kind; "" without one.
+func (t *Token) Text() (string, error) { return t.current(false) }
+
 // readToken never puts what it has read into an error.
 func readToken(path string) (string, error) {
 	f, err := os.Open(path)

@@ -173,8 +173,10 @@ func (o *owner) convertPushed(ctx context.Context, r jobs.Record, step func(jobs
 	if err := bounds.SetAll(o.limits); err != nil {
 		return jobs.Result{}, err
 	}
+	s, b := o.session()
+	defer s.End()
 	res, err := converter.Convert(ctx, converter.Config{
-		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, ChunkSize: uint32(o.meta.ChunkSize),
+		Store: o.store, Bucket: b, Catalog: o.catalog, ChunkSize: uint32(o.meta.ChunkSize),
 		MACKey: o.macKey, SigningKey: o.signing, Log: o.log, Limits: bounds, TmpDir: o.dir.tmp(),
 		Progress: func(e converter.Event) {
 			p := progressOf(e)

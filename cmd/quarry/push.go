@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,7 +42,8 @@ quarry convert. The store answers at once and converts the image when it is its 
 --wait waits for that, and fails when it fails, with the layer and entry that are wrong.
 The last line on stdout is NAME@sha256:<source digest>.
 
-A --store that wants credentials gets those of docker's config file (docker login HOST).`,
+A --store that wants a token gets that of --token-file or the environment; without
+one, the credentials of docker's config file (docker login HOST).`,
 		Args: exactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			o.source, o.name = args[0], args[1]
@@ -51,6 +53,7 @@ A --store that wants credentials gets those of docker's config file (docker logi
 	f := c.Flags()
 	f.StringVar(&o.target.data, "data", "", "data folder on this machine, made when missing (env QUARRY_DATA)")
 	f.StringVar(&o.target.store, "store", "", "URL of a store node (env QUARRY_STORE)")
+	o.target.accessFlags(f)
 	f.BoolVar(&o.wait, "wait", false, "wait until the image is ready, or failed")
 	f.BoolVar(&o.json, "json", false, "print the result as JSON before the last line")
 	return c
@@ -128,9 +131,14 @@ func pushImage(ctx context.Context, o pushOptions, name image.Ref, bar *progress
 			return none, fmt.Errorf("%w: --store: %w", errUsage, err)
 		}
 		cfg.Host, cfg.Plain = u.Host, u.Scheme == "http"
-		if cfg.Credentials, err = oci.UserCredentials(ctx, "registry://"+u.Host+"/"+name.Repo); err != nil {
+		if cfg.Credentials, err = o.credentials(ctx, "registry://"+u.Host+"/"+name.Repo); err != nil {
 			return none, err
 		}
+		roots, err := loadCA(o.target.ca)
+		if err != nil {
+			return none, err
+		}
+		t.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	}
 	cfg.Progress = func(done, total int64) {
 		bar.step(api.Progress{Step: "push", Item: name.String(), Done: done, Total: total, Unit: "bytes"})
@@ -140,6 +148,23 @@ func pushImage(ctx context.Context, o pushOptions, name image.Ref, bar *progress
 		return none, fmt.Errorf("push %s to %s: %w", name, where, err)
 	}
 	return source, nil
+}
+
+// credentials are what the store is shown: the token as a password, which goes with
+// any user name.
+func (o pushOptions) credentials(ctx context.Context, registry string) (oci.Credentials, error) {
+	shown, err := o.target.shown()
+	if err != nil {
+		return oci.Credentials{}, err
+	}
+	token, err := shown.Text()
+	if err == nil && token == "" {
+		return oci.UserCredentials(ctx, registry)
+	}
+	if err != nil {
+		return oci.Credentials{}, err
+	}
+	return oci.Credentials{Username: "token", Password: oci.Secret(token)}, nil
 }
 
 // awaitJobs follows the conversions of what was pushed when it was asked to.

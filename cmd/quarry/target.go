@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"quarry/api/client"
 	"quarry/internal/proc"
@@ -42,6 +43,12 @@ func (t *target) flags(c *cobra.Command) {
 	f.StringVar(&t.data, "data", "", "data folder on this machine (env QUARRY_DATA)")
 	f.StringVar(&t.store, "store", "", "URL of a store node, or several with commas between, the preferred one first (env QUARRY_STORE)")
 	f.StringVar(&t.trust, "trust", "", "public key, or folder of *.pub, for --store (env QUARRY_TRUST)")
+	t.accessFlags(f)
+}
+
+// accessFlags are about a --store that asks who calls, or has a certificate of its
+// own.
+func (t *target) accessFlags(f *pflag.FlagSet) {
 	f.StringVar(&t.tokenFile, "token-file", "", "file with the token for --store, read again when it changes (env QUARRY_TOKEN_FILE; QUARRY_TOKEN has a token itself)")
 	f.StringVar(&t.ca, "ca", "", "certificates (PEM) that an https --store is held against, in place of the system's (env QUARRY_CA)")
 }

@@ -30,12 +30,8 @@ type upkeep struct {
 	gc     *gc.Collector
 	leases *lease.Table
 	limits gc.Limits
-	// sources are those of jobs that are queued or running; set before anything is
-	// served, nil when there are no jobs.
-	sources func() []chunk.Digest
-
-	stop context.CancelFunc
-	done sync.WaitGroup
+	stop   context.CancelFunc
+	done   sync.WaitGroup
 }
 
 // nodeIDSize is the size of a node's id in bytes.
@@ -83,10 +79,10 @@ func (o *owner) openUpkeep(ctx context.Context, cfg ownerConfig) error {
 		Bucket: o.bucket, Catalog: o.catalog, Store: o.store, Gate: u.gate, Log: cfg.log, Limits: u.limits, Metrics: gc.NewMetrics(),
 		Leases: u.mounts, LayerChunks: o.layerChunks, Stored: o.manifests,
 		Roots: func(context.Context) ([]chunk.Digest, error) {
-			if u.sources == nil {
+			if o.jobs == nil { // a node that only reads
 				return nil, nil
 			}
-			return u.sources(), nil
+			return o.jobs.Sources(), nil
 		},
 	})
 	ctx, u.stop = context.WithCancel(context.WithoutCancel(ctx))

@@ -109,11 +109,10 @@ func await(t testing.TB, q *jobs.Queue, id string) jobs.Status {
 func TestRepositoriesTakeTurns(t *testing.T) {
 	w := &works{}
 	q := open(t, mem.New(), w)
-	last := ""
 	for _, name := range []string{"a:1", "a:2", "a:3", "a:4", "b:1", "b:2", "c:1"} {
-		last = push(t, q, name, name)
+		push(t, q, name, name)
 	}
-	last = push(t, q, "a:4", "a:4")
+	last := push(t, q, "a:4", "a:4")
 	serve(t, q)
 	await(t, q, last)
 	want := []string{"a:1", "b:1", "c:1", "a:2", "b:2", "a:3", "a:4"}
