@@ -35,7 +35,7 @@ func (o *owner) openRegistry(cfg ownerConfig) (err error) {
 	o.registry, err = registry.Open(registry.Config{
 		Bucket: o.bucket, Names: o.catalog, Key: o.signing, Dir: o.dir.uploads(),
 		UploadSpace: cfg.uploadSpace, Log: o.log,
-		Pushed: o.pushed,
+		Pushed: o.pushed, Confirm: o.catalog.Confirm,
 	})
 	return err
 }

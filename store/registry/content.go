@@ -37,6 +37,17 @@ type Content struct {
 	Digest digest.Digest
 	Size   int64
 	bucket bucket.Bucket
+	wrong  func(digest.Digest) // told when the bytes are others; may be nil
+}
+
+// find is FindContent for content that the store offers: what turns out to be
+// damaged is unknown until it is pushed again, so that clients send it.
+func (s *Store) find(ctx context.Context, d digest.Digest) (*Content, error) {
+	c, err := FindContent(ctx, s.bucket, d)
+	if err == nil {
+		c.wrong = s.damaged.add
+	}
+	return c, err
 }
 
 // FindContent finds the content of a blob or manifest, whichever repository it is
@@ -101,6 +112,9 @@ func (r *reader) fill() error {
 		r.sum.Hash().Write(buf)
 		if r.off == r.end {
 			if got := r.sum.Digest(); got != d {
+				if r.content.wrong != nil {
+					r.content.wrong(d)
+				}
 				return fmt.Errorf("%w: %s: content has %s (push it again, or restore it)", ErrDamaged, d, got)
 			}
 			r.sum = nil
@@ -130,7 +144,10 @@ func (s *Store) blob(ctx context.Context, repo string, d digest.Digest) (*Conten
 	if err != nil {
 		return nil, err
 	}
-	c, err := FindContent(ctx, s.bucket, d)
+	if s.damaged.has(d) {
+		return nil, fmt.Errorf("%w: %s is damaged: push it again", ErrBlobUnknown, d)
+	}
+	c, err := s.find(ctx, d)
 	if err != nil {
 		return nil, err
 	}
@@ -164,17 +181,34 @@ func (s *Store) keepBlob(ctx context.Context, repo string, d digest.Digest, body
 		return err
 	}
 	defer unlock()
-	c, err := FindContent(ctx, s.bucket, d)
-	if err != nil && !errors.Is(err, ErrBlobUnknown) {
+	there, err := s.whole(ctx, d, size)
+	if err != nil {
 		return err
 	}
-	if err != nil || c.Size != size {
+	if !there {
 		if err := s.bucket.Put(ctx, ContentKey(d), body, size); err != nil {
 			return fmt.Errorf("store blob %s: %w", d, err)
 		}
+		s.damaged.forget(d)
 	}
 	s.recent.touch(d)
 	return s.putRecord(ctx, BlobKey(repo, d), blobRecord{Version: recordVersion, Size: size})
+}
+
+// whole reports whether the content of d is stored and undamaged: whoever sends it
+// again may do so because it is not. Reading it costs what storing it would.
+func (s *Store) whole(ctx context.Context, d digest.Digest, size int64) (bool, error) {
+	c, err := FindContent(ctx, s.bucket, d)
+	if err == nil && c.Size == size {
+		_, err = io.Copy(io.Discard, c.Reader(ctx, 0, size))
+		if err == nil {
+			return true, nil
+		}
+	}
+	if err == nil || errors.Is(err, ErrBlobUnknown) || errors.Is(err, ErrDamaged) || bucket.IsDamage(err) {
+		return false, nil
+	}
+	return false, fmt.Errorf("look whether blob %s is stored: %w", d, err)
 }
 
 // DeleteBlob takes a blob out of a repository; its content stays until it is
@@ -207,6 +241,12 @@ func (s *Store) Drop(ctx context.Context, d digest.Digest, key string, grace tim
 	defer unlock()
 	if s.recent.since(d, grace) {
 		return false, nil
+	}
+	// Another writer may have promised it to somebody by now.
+	if s.cfg.Confirm != nil {
+		if err := s.cfg.Confirm(ctx); err != nil {
+			return false, fmt.Errorf("delete %s: %w", key, err)
+		}
 	}
 	if err := s.bucket.Delete(ctx, key); err != nil {
 		return false, fmt.Errorf("delete %s: %w", key, err)

@@ -53,6 +53,39 @@ func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err err
 // than 16 MiB.
 const maxRecent = 64 << 10
 
+// maxDamaged bounds a damaged: more are found anew when they are read again.
+const maxDamaged = 4096
+
+// damaged remembers what content was found to be other bytes than its digest's.
+// The zero value is empty.
+type damaged struct {
+	mu   sync.Mutex // guards seen
+	seen map[digest.Digest]bool
+}
+
+func (d *damaged) add(c digest.Digest) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.seen == nil {
+		d.seen = map[digest.Digest]bool{}
+	}
+	if len(d.seen) < maxDamaged {
+		d.seen[c] = true
+	}
+}
+
+func (d *damaged) has(c digest.Digest) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.seen[c]
+}
+
+func (d *damaged) forget(c digest.Digest) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.seen, c)
+}
+
 // recent remembers which content clients were told is there: one that asks with
 // HEAD uploads nothing, and names the blob in a manifest later. Nothing of it may
 // be collected for a time of grace.

@@ -61,6 +61,9 @@ type Config struct {
 	// Pushed is told of each manifest and tag that is durable, before the client
 	// is; its error is the client's. Nil: nobody is told.
 	Pushed func(ctx context.Context, p Pushed) error
+	// Confirm fails when another writer owns the bucket by now; Drop asks it. Nil:
+	// there is none.
+	Confirm func(ctx context.Context) error
 
 	UploadSpace int64         // bytes of all uploads under way together; 0 = DefaultUploadSpace
 	MaxUploads  int           // uploads under way; 0 = 1024
@@ -94,6 +97,7 @@ type Store struct {
 	uploads *uploads
 	locks   keyLocks // of digests and repositories, see content.go and manifests.go
 	recent  *recent
+	damaged damaged
 }
 
 // Open returns the registry of a bucket and takes up the uploads in cfg.Dir.
@@ -129,7 +133,7 @@ func setDefault[T int | int64 | time.Duration](v *T, def T) {
 // for the converter. The reader fails at its end when the bytes are not those of
 // the digest. Errors: ErrBlobUnknown.
 func (s *Store) Open(ctx context.Context, d digest.Digest) (io.ReadCloser, int64, error) {
-	c, err := FindContent(ctx, s.bucket, d)
+	c, err := s.find(ctx, d)
 	if err != nil {
 		return nil, 0, err
 	}
