@@ -197,7 +197,7 @@ func (h *Handler) choosePlatform(ctx context.Context, rt route, source chunk.Dig
 // a name was there when the name was made, so it is damage.
 func (h *Handler) notConverted(ctx context.Context, rt route, source chunk.Digest) error {
 	if h.cfg.Job != nil {
-		p := image.HostPlatform()
+		var p image.Platform // any
 		if rt.platform != nil {
 			p = *rt.platform
 		}

@@ -121,7 +121,7 @@ func (h *Handler) serveJobs(w *response, r *http.Request, rt route) error {
 		return err
 	}
 	f := rt.jobs
-	f.After, f.Limit = rt.after, min(rt.limit, MaxJobs)
+	f.Visible, f.After, f.Limit = visible, rt.after, min(rt.limit, MaxJobs)
 	list, next := q.List(f)
 	page := JobsPage{Jobs: []Job{}, Next: next}
 	for _, st := range list {
@@ -169,7 +169,7 @@ const eventsPause = 100 * time.Millisecond
 // the client goes. An event says all of its job, so none is needed to understand
 // another, and a client that comes again misses nothing.
 func (h *Handler) serveJobEvents(ctx context.Context, w *response, r *http.Request, rt route) error {
-	_, visible, err := h.visibleJob(r, rt.job)
+	_, _, err := h.visibleJob(r, rt.job)
 	if err != nil {
 		return err
 	}
@@ -184,8 +184,16 @@ func (h *Handler) serveJobEvents(ctx context.Context, w *response, r *http.Reque
 	w.Header().Set("Content-Type", TypeEvents)
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
+	if err := w.flush(); err != nil {
+		return err
+	}
 	for {
 		st, err := nextEvent(ctx, watch)
+		// What a token allows counts as long as the token does.
+		visible, verr := h.visible(r)
+		if verr != nil {
+			return verr
+		}
 		switch {
 		case errors.Is(err, errNothing):
 			err = writeEvent(w, ": alive\n\n")

@@ -66,17 +66,42 @@ func (o *owner) openJobs(ctx context.Context, cfg ownerConfig) (err error) {
 }
 
 // pushedContent is what was pushed, as the converter reads it.
-type pushedContent struct{ store *registry.Store }
+type pushedContent struct {
+	store *registry.Store
+	// repos are the repositories that it is to be found in; nil: whichever. A
+	// manifest may name what its pusher does not have and could not read.
+	repos []string
+}
 
 var _ oci.Content = pushedContent{}
 
 // Open implements oci.Content.
 func (c pushedContent) Open(ctx context.Context, d chunk.Digest) (io.ReadCloser, int64, error) {
+	if err := c.look(ctx, digest.Digest(d.String())); err != nil {
+		return nil, 0, err
+	}
 	r, size, err := c.store.Open(ctx, digest.Digest(d.String()))
 	if errors.Is(err, registry.ErrBlobUnknown) {
 		err = fmt.Errorf("%w: %w", oci.ErrNoBlob, err)
 	}
 	return r, size, err
+}
+
+// look finds a blob or manifest in one of the repositories.
+func (c pushedContent) look(ctx context.Context, d digest.Digest) error {
+	for _, repo := range c.repos {
+		_, err := c.store.Blob(ctx, repo, d)
+		if errors.Is(err, registry.ErrBlobUnknown) {
+			_, err = c.store.StatManifest(ctx, repo, d)
+		}
+		if !errors.Is(err, registry.ErrManifestUnknown) {
+			return err
+		}
+	}
+	if c.repos != nil {
+		return fmt.Errorf("%w: %s is not in %s", oci.ErrNoBlob, d, strings.Join(c.repos, " or "))
+	}
+	return nil
 }
 
 // pushed queues the conversion of what a push has made durable. What is pushed by
@@ -92,7 +117,7 @@ func (o *owner) pushed(ctx context.Context, p registry.Pushed) error {
 
 // enqueue queues the conversions of a pushed source: none of an artifact.
 func (o *owner) enqueue(ctx context.Context, source chunk.Digest, name jobs.Name) ([]jobs.Status, error) {
-	platforms, err := oci.Platforms(ctx, pushedContent{o.registry}, source, o.platforms)
+	platforms, err := oci.Platforms(ctx, pushedContent{store: o.registry}, source, o.platforms)
 	if err != nil {
 		return nil, err
 	}
@@ -118,12 +143,16 @@ func platformText(p image.Platform) string {
 // pushed and has no job gets one: a push may have been cut off before it made one,
 // or was by digest, or its job is long forgotten.
 func (o *owner) job(ctx context.Context, ref image.Ref, source chunk.Digest, p image.Platform) error {
+	// Whoever may read one repository is not to learn of others'.
+	_, err := o.registry.StatManifest(ctx, ref.Repo, digest.Digest(source.String()))
+	if errors.Is(err, registry.ErrManifestUnknown) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
 	if st, ok := choose(o.jobs.Of(source), p); ok {
 		return api.JobError(ref, st)
-	}
-	ok, err := o.registry.Has(ctx, digest.Digest(source.String()))
-	if err != nil || !ok {
-		return err
 	}
 	name := jobs.Name{Repo: ref.Repo, Tag: ref.Tag}
 	if ref.Digest != nil {
@@ -137,16 +166,20 @@ func (o *owner) job(ctx context.Context, ref image.Ref, source chunk.Digest, p i
 		return api.JobError(ref, st)
 	}
 	if len(list) > 0 {
-		return nil // other platforms are converted, this one is not
+		var others []string
+		for _, st := range list {
+			others = append(others, st.Platform)
+		}
+		return fmt.Errorf("%w: %s is converted for %s, not for %s", api.ErrPlatformUnknown, ref, strings.Join(others, ", "), p)
 	}
 	return fmt.Errorf("%w: %s is an artifact, or an index without an image that can be run: there is nothing to convert", api.ErrImageUnknown, ref)
 }
 
 // choose returns the job that makes the image for p, if there is one that has not
-// ended well: that of p, or of the one platform there is.
+// ended well: that of p, or of the one platform there is. A zero p is any.
 func choose(list []jobs.Status, p image.Platform) (jobs.Status, bool) {
 	i := slices.IndexFunc(list, func(st jobs.Status) bool {
-		return (st.Platform == "" || st.Platform == p.String()) && st.State != jobs.Done
+		return (st.Platform == "" || p == (image.Platform{}) || st.Platform == p.String()) && st.State != jobs.Done
 	})
 	if i < 0 {
 		return jobs.Status{}, false
@@ -184,7 +217,7 @@ func (o *owner) convertPushed(ctx context.Context, r jobs.Record, step func(jobs
 		},
 	}, converter.Request{
 		Source: r.Names[len(r.Names)-1].String(), Platform: platform,
-		Content: pushedContent{o.registry}, Digest: r.Source, Doubted: r.Doubted,
+		Content: pushedContent{o.registry, reposOf(r.Names)}, Digest: r.Source, Doubted: r.Doubted,
 	})
 	if err != nil {
 		return jobs.Result{}, err
@@ -197,6 +230,15 @@ func (o *owner) convertPushed(ctx context.Context, r jobs.Record, step func(jobs
 		Image: res.ImageID, Platform: res.Statement.Platform.String(), Signed: o.signing != nil, Layers: res.Layers,
 		LayersKnown: res.LayersReused, NewPlainBytes: res.NewPlainBytes, NewStoredBytes: res.NewStoredBytes,
 	}, nil
+}
+
+func reposOf(names []jobs.Name) []string {
+	repos := make([]string, len(names))
+	for i, n := range names {
+		repos[i] = n.Repo
+	}
+	slices.Sort(repos)
+	return slices.Compact(repos)
 }
 
 // forgetFailures removes what earlier commands that converted the names have left

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,8 +21,9 @@ const (
 	// retainEvery is how often layers are looked for that may go.
 	retainEvery = 5 * time.Minute
 	// retainGrace is how long a layer stays after a client was told that it is
-	// there: the client's push may name it and not send it.
-	retainGrace = 10 * time.Minute
+	// there: the client's push, which may take long over other layers, may name it
+	// and not send it.
+	retainGrace = 2 * time.Hour
 )
 
 // retention is what --retain-layers says: how long the layers of an image stay
@@ -102,7 +104,7 @@ func (o *owner) dropLayers(ctx context.Context, now time.Time, grace time.Durati
 		if err != nil {
 			return err
 		}
-		layers, err := oci.LayersOf(ctx, pushedContent{o.registry}, st.Source, p)
+		layers, err := oci.LayersOf(ctx, pushedContent{store: o.registry}, st.Source, p)
 		switch {
 		case errors.Is(err, oci.ErrNoBlob):
 			dropped[st.ID()] = *st.Ended // its manifest was deleted
@@ -143,7 +145,7 @@ func (o *owner) neededLayers(ctx context.Context) (map[chunk.Digest]bool, error)
 	}
 	needed := map[chunk.Digest]bool{}
 	for source, certain := range sources {
-		platforms, err := oci.Platforms(ctx, pushedContent{o.registry}, source, o.platforms)
+		platforms, err := oci.Platforms(ctx, pushedContent{store: o.registry}, source, o.platforms)
 		if err != nil {
 			return nil, err
 		}
@@ -155,9 +157,9 @@ func (o *owner) neededLayers(ctx context.Context) (map[chunk.Digest]bool, error)
 			if signed && !certain {
 				continue
 			}
-			layers, err := oci.LayersOf(ctx, pushedContent{o.registry}, source, p)
+			layers, err := oci.LayersOf(ctx, pushedContent{store: o.registry}, source, p)
 			if errors.Is(err, oci.ErrContent) || ctx.Err() != nil {
-				return nil, err
+				return nil, cmp.Or(err, ctx.Err())
 			}
 			for _, d := range layers { // none of what is no image, or is not here
 				needed[d] = true

@@ -13,8 +13,11 @@ type Filter struct {
 	State  State
 	Repo   string
 	Source chunk.Digest
-	After  string // what List returned as next
-	Limit  int
+	// Visible says which repositories' jobs are listed; nil: all. A next that names
+	// another job would give it away.
+	Visible func(repo string) bool
+	After   string // what List returned as next
+	Limit   int
 }
 
 // List returns jobs, the newest first, and where the next page begins, "" behind
@@ -43,7 +46,8 @@ func (q *Queue) List(f Filter) (page []Status, next string) {
 
 func (f Filter) takes(r Record) bool {
 	return (f.State == "" || f.State == r.State) && (f.Repo == "" || r.inRepo(f.Repo)) &&
-		(f.Source.IsZero() || f.Source == r.Source)
+		(f.Source.IsZero() || f.Source == r.Source) &&
+		(f.Visible == nil || slices.ContainsFunc(r.Names, func(n Name) bool { return f.Visible(n.Repo) }))
 }
 
 // cursor is a text whose order is that of creation. 19 digits hold the nanoseconds

@@ -371,6 +371,9 @@ func (q *Queue) Job(id string) (Status, error) {
 
 // Of returns the jobs of a source, of all platforms.
 func (q *Queue) Of(source chunk.Digest) []Status {
+	if source.IsZero() { // would be a filter that takes all
+		return nil
+	}
 	l, _ := q.List(Filter{Source: source, Limit: q.cfg.MaxActive + q.cfg.Keep})
 	return l
 }
