@@ -242,8 +242,13 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w.Header().Set(HeaderRequestID, id)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 
+	if r.ContentLength != 0 { // until whoever reads the body says otherwise: a request that is refused is read on
+		w.setReadDeadline(start.Add(h.cfg.BodyTimeout))
+	}
+	done, over := beginOn(r.Context())
+	defer done()
 	site := crossSite(r)
-	if front := h.front(r.URL.EscapedPath()); front != nil && site == nil {
+	if front := h.front(r.URL.EscapedPath()); front != nil && site == nil && over == nil {
 		defer func() { h.account(r, "v2", id, w, nil, time.Since(start)) }() // also when it cuts its answer off
 		front.ServeHTTP(w, r)
 		return
@@ -256,8 +261,6 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			err = why
 		}
 	}
-	done, over := beginOn(r.Context())
-	defer done()
 	if over != nil {
 		w.Header().Set("Connection", "close")
 		err = over
