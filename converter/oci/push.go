@@ -35,6 +35,30 @@ type PushConfig struct {
 	Progress func(done, total int64)
 }
 
+// scheme is the only one that a push speaks.
+func (c PushConfig) scheme() string {
+	if c.Plain {
+		return "http"
+	}
+	return "https"
+}
+
+// schemeOnly keeps to one scheme. go-containerregistry tries the other one too for
+// hosts on this machine or a private network, and would show credentials to whoever
+// listens there.
+type schemeOnly struct {
+	scheme string
+	http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (s schemeOnly) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Scheme != s.scheme {
+		return nil, fmt.Errorf("%s://%s is not asked: the store's URL says %s", r.URL.Scheme, r.URL.Host, s.scheme)
+	}
+	return s.RoundTripper.RoundTrip(r)
+}
+
 // pushJobs is how many blobs go at once.
 const pushJobs = 4
 
@@ -112,7 +136,7 @@ func (p *pushable) write(ctx context.Context, ref name.Reference, cfg PushConfig
 		}
 	}()
 	opts := []remote.Option{
-		remote.WithContext(ctx), remote.WithTransport(cfg.Transport), remote.WithAuth(cfg.Credentials.authenticator()),
+		remote.WithContext(ctx), remote.WithTransport(schemeOnly{cfg.scheme(), cfg.Transport}), remote.WithAuth(cfg.Credentials.authenticator()),
 		remote.WithJobs(pushJobs), remote.WithProgress(updates), remote.WithUserAgent("quarry"), remote.WithRetryBackoff(pushRetries),
 		remote.WithRetryStatusCodes(http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError,
 			http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout),
