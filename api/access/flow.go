@@ -29,14 +29,14 @@ var hostText = regexp.MustCompile(`^[A-Za-z0-9.:\[\]_-]{1,255}$`)
 // challenges are the WWW-Authenticate headers that tell a client where to get in: the
 // token flow, and basic credentials, of which every client knows one. The order is
 // that of preference.
-func challenges(r *http.Request, need Scope, repo, hint string) []string {
+func (g *Guard) challenges(r *http.Request, need Scope, repo, hint string) []string {
 	basic := `Basic realm="quarry"`
 	if !hostText.MatchString(r.Host) {
 		return []string{basic}
 	}
 	scheme := "http"
 	// Who ends TLS before this server says so; who lies about it misleads himself.
-	if r.TLS != nil || strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https") {
+	if g.cfg.TLS || strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https") {
 		scheme = "https"
 	}
 	text := fmt.Sprintf(`Bearer realm="%s://%s%s",service="%s"`, scheme, r.Host, TokenPath, Service)

@@ -58,6 +58,8 @@ type Config struct {
 	// Key makes the bearers of the token flow, 32 random bytes. Nodes with the same
 	// tokens that stand behind one name share it.
 	Key []byte
+	// TLS says that the server speaks it. The connections of its listener do not tell.
+	TLS bool
 	Now func() time.Time // nil = time.Now
 	Log *slog.Logger     // nil = discard
 }
@@ -109,7 +111,7 @@ func (g *Guard) Authorize(r *http.Request, need Scope, repo string) error {
 		// The client asks the token service for more when it hears what for.
 		return &Refusal{
 			Kind: ErrUnauthenticated, Reason: "this bearer was not made for that: ask " + TokenPath + " for another", Need: need, Repo: repo,
-			Challenges: challenges(r, need, repo, "insufficient_scope"),
+			Challenges: g.challenges(r, need, repo, "insufficient_scope"),
 		}
 	}
 	return &Refusal{Kind: ErrForbidden, Need: need, Repo: repo,
@@ -188,7 +190,7 @@ func (g *Guard) identify(r *http.Request, need Scope, repo string) (identity, er
 	if why != noneShown {
 		hint = "invalid_token"
 	}
-	return identity{}, &Refusal{Kind: ErrUnauthenticated, Reason: reason, Need: need, Repo: repo, Challenges: challenges(r, need, repo, hint)}
+	return identity{}, &Refusal{Kind: ErrUnauthenticated, Reason: reason, Need: need, Repo: repo, Challenges: g.challenges(r, need, repo, hint)}
 }
 
 // find returns whose token the request shows, or why there is none.

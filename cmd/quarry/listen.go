@@ -87,7 +87,7 @@ func (o doors) guard(d dataDir, log *slog.Logger) (*access.Guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	return access.New(access.Config{Tokens: file, Key: key, Log: log}), nil
+	return access.New(access.Config{Tokens: file, Key: key, TLS: o.cert != "", Log: log}), nil
 }
 
 // open listens for TCP, with TLS when there is a certificate. It returns the URL.
