@@ -2,8 +2,10 @@ package client
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -63,26 +65,32 @@ func (c *Client) Job(ctx context.Context, id string) (api.Job, error) {
 	return j, err
 }
 
+// followRetries is how often in a row a stream of events is opened anew without an
+// event: over a minute, in which a store starts again.
+const followRetries = 60
+
 // FollowJob calls each for what changes of a job until it has ended, and returns it
 // as it is then. A stream that breaks off is opened again.
 func (c *Client) FollowJob(ctx context.Context, id string, each func(api.Job)) (api.Job, error) {
 	rq := request{method: http.MethodGet, path: "/v1/jobs/" + url.PathEscape(id) + "/events", job: true}
-	for {
+	for failed := 0; ; {
 		var last api.Job
 		err := c.call(ctx, rq, func(resp *http.Response) error {
 			return readJobs(resp.Body, func(j api.Job) bool {
-				last = j
+				last, failed = j, 0
 				each(j)
 				return j.State.Active()
 			})
 		})
-		switch {
-		case err != nil:
-			return last, err
-		case last.State != "" && !last.State.Active():
+		if err == nil && last.State != "" && !last.State.Active() {
 			return last, nil
 		}
-		if err := c.pause(ctx, 1, io.ErrUnexpectedEOF); err != nil { // the server ended: the next one knows the job
+		// The server ended, or was killed: the next one knows the job.
+		var known *api.Error
+		if failed++; failed > followRetries || errors.As(err, &known) && !known.Retryable {
+			return last, cmp.Or(err, io.ErrUnexpectedEOF)
+		}
+		if err := c.pause(ctx, failed, cmp.Or(err, io.ErrUnexpectedEOF)); err != nil {
 			return last, err
 		}
 	}
