@@ -74,13 +74,6 @@ func (s *Session) live() error {
 	}
 }
 
-// Sessions returns how many sessions there are.
-func (g *Gate) Sessions() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return len(g.sessions)
-}
-
 func (g *Gate) await(ctx context.Context, ready <-chan struct{}) error {
 	if g.Await != nil {
 		return g.Await(ctx, ready)
