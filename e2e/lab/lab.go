@@ -293,10 +293,11 @@ func (l *Lab) StopOwner(data string) error {
 	if err != nil {
 		return err
 	}
-	for range 200 { // 10 s
-		if err := syscall.Kill(pid, syscall.SIGTERM); errors.Is(err, syscall.ESRCH) {
-			return nil
-		} else if err != nil {
+	for range 1000 { // 50 s: what a server has to drain and to close
+		if args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err != nil || len(args) == 0 {
+			return nil // a zombie has no arguments any more
+		}
+		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return err
 		}
 		time.Sleep(50 * time.Millisecond)

@@ -97,6 +97,8 @@ func (r *Recipe) Run(ctx context.Context, l *Lab, root string) (out string, took
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return "", 0, fmt.Errorf("become subreaper: %w", err)
 	}
+	// Servers started later that outlive their starter are not to be its children.
+	defer func() { err = errors.Join(err, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) }()
 	args := make([]string, len(r.args))
 	for i, a := range r.args {
 		args[i] = strings.ReplaceAll(a, r.dir, dir)
