@@ -30,6 +30,8 @@ type Config struct {
 	// pull or push in its repository, any token for the root. Nil: everybody may do
 	// everything.
 	Authorize func(r *http.Request, need access.Scope, repo string) error
+	// Covered says which repositories a request may see in lists. Nil: all.
+	Covered func(r *http.Request, need access.Scope) (func(repo string) bool, error)
 	// ReadOnly makes the registry of a node that only reads its store: it returns what
 	// requests that push are answered, which wraps store.ErrReadOnly. Nil: the writer.
 	ReadOnly func(context.Context) error
@@ -40,6 +42,7 @@ type Config struct {
 type Handler struct {
 	store     *registry.Store
 	authorize func(r *http.Request, need access.Scope, repo string) error
+	covered   func(r *http.Request, need access.Scope) (func(repo string) bool, error)
 	readOnly  func(context.Context) error
 	log       *slog.Logger
 }
@@ -48,12 +51,17 @@ var _ http.Handler = (*Handler)(nil)
 
 // New returns a handler of cfg.
 func New(cfg Config) *Handler {
-	h := &Handler{store: cfg.Store, authorize: cfg.Authorize, readOnly: cfg.ReadOnly, log: cfg.Log}
+	h := &Handler{store: cfg.Store, authorize: cfg.Authorize, covered: cfg.Covered, readOnly: cfg.ReadOnly, log: cfg.Log}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
 	if h.authorize == nil {
 		h.authorize = func(*http.Request, access.Scope, string) error { return nil }
+	}
+	if h.covered == nil {
+		h.covered = func(*http.Request, access.Scope) (func(string) bool, error) {
+			return func(string) bool { return true }, nil
+		}
 	}
 	return h
 }
@@ -132,6 +140,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, req request) err
 		return h.listTags(w, r, req)
 	case opReferrers:
 		return h.listReferrers(w, r, req)
+	case opCatalog:
+		return h.listRepos(w, r, req)
 	}
 	return fmt.Errorf("%w: operation %d", errNoRoute, req.op)
 }
@@ -235,6 +245,24 @@ func (h *Handler) listTags(w http.ResponseWriter, r *http.Request, req request) 
 		Name string   `json:"name"`
 		Tags []string `json:"tags"`
 	}{req.repo, tags})
+}
+
+// listRepos answers with the repositories that the client may pull from.
+func (h *Handler) listRepos(w http.ResponseWriter, r *http.Request, req request) error {
+	visible, err := h.covered(r, access.Pull)
+	if err != nil {
+		return err
+	}
+	repos, next, err := h.store.Repos(r.Context(), req.last, req.n, visible)
+	if err != nil {
+		return err
+	}
+	if next != "" && req.n > 0 {
+		link(w, "/v2/_catalog", url.Values{"n": {strconv.Itoa(req.n)}, "last": {next}})
+	}
+	return writeJSON(w, "application/json", struct {
+		Repositories []string `json:"repositories"`
+	}{repos})
 }
 
 func (h *Handler) listReferrers(w http.ResponseWriter, r *http.Request, req request) error {

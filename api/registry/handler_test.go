@@ -349,3 +349,23 @@ func TestANodeThatOnlyReadsTakesNoPushes(t *testing.T) {
 		t.Errorf("HEAD of a blob: got %d, want 404", res.StatusCode)
 	}
 }
+
+// The list of repositories has those that the token covers, page by page.
+func TestCatalogIsOfWhatTheTokenCovers(t *testing.T) {
+	s := newSite(t, mem.New(), func(c *front.Config) {
+		c.Covered = func(_ *http.Request, need access.Scope) (func(string) bool, error) {
+			return func(repo string) bool { return need == access.Pull && strings.HasPrefix(repo, "mine/") }, nil
+		}
+	})
+	for _, repo := range []string{"mine/b", "mine/a", "other/c"} {
+		s.want(http.StatusCreated, "", "PUT", "/v2/"+repo+"/manifests/v1", s.image(repo, repo), "Content-Type", manifestType)
+	}
+	resp, body := s.do("GET", "/v2/_catalog?n=1", "")
+	if link := resp.Header.Get("Link"); body != `{"repositories":["mine/a"]}` || link != `</v2/_catalog?last=mine%2Fa&n=1>; rel="next"` {
+		t.Errorf("first page: %s, Link %s", body, link)
+	}
+	resp, body = s.do("GET", "/v2/_catalog?n=5&last=mine%2Fa", "")
+	if body != `{"repositories":["mine/b"]}` || resp.Header.Get("Link") != "" {
+		t.Errorf("last page: %s, Link %s", body, resp.Header.Get("Link"))
+	}
+}

@@ -45,6 +45,7 @@ const (
 	opManifestDelete
 	opTags
 	opReferrers
+	opCatalog
 )
 
 // request is a parsed request line. Which fields are set depends on op.
@@ -68,7 +69,7 @@ func (r request) needs() access.Scope {
 	switch r.op {
 	case opPing:
 		return access.Any
-	case opBlob, opManifest, opTags, opReferrers:
+	case opBlob, opManifest, opTags, opReferrers, opCatalog:
 		return access.Pull
 	}
 	return access.Push
@@ -85,6 +86,7 @@ var (
 	manifestMethods = methods{"GET": opManifest, "HEAD": opManifest, "PUT": opManifestPut, "DELETE": opManifestDelete}
 	tagsMethods     = methods{"GET": opTags, "HEAD": opTags}
 	referrerMethods = methods{"GET": opReferrers, "HEAD": opReferrers}
+	catalogMethods  = methods{"GET": opCatalog, "HEAD": opCatalog}
 )
 
 // parse reads a request line. path is the path as sent, still escaped. It is a pure
@@ -149,6 +151,8 @@ func (r *request) setPath(elems []string) (methods, error) {
 	switch {
 	case n == 0:
 		return pingMethods, nil
+	case n == 1 && at(1) == "_catalog":
+		return catalogMethods, nil
 	case at(2) == "blobs" && at(1) == "uploads":
 		return startMethods, r.setRepo(elems[:n-2])
 	case at(3) == "blobs" && at(2) == "uploads":
@@ -206,7 +210,7 @@ func (r *request) setQuery(query string) error {
 		return r.setUpload(values)
 	case opManifestPut:
 		return r.setTags(values["tag"])
-	case opTags:
+	case opTags, opCatalog:
 		if err := once(values, "n", "last"); err != nil {
 			return err
 		}

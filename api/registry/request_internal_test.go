@@ -43,6 +43,7 @@ func TestParse(t *testing.T) {
 		{"DELETE", "/v2/a/manifests/" + d256, "", request{op: opManifestDelete, repo: "a", digest: d}},
 		{"GET", "/v2/a/tags/list", "n=5&last=x", request{op: opTags, repo: "a", n: 5, last: "x"}},
 		{"GET", "/v2/tags/list/tags/list", "n=5000", request{op: opTags, repo: "tags/list", n: registry.MaxPage}},
+		{"GET", "/v2/_catalog", "n=2&last=a/b", request{op: opCatalog, n: 2, last: "a/b"}},
 		{"GET", "/v2/a/referrers/" + d256, "artifactType=a%2Fb", request{op: opReferrers, repo: "a", digest: d, artifactType: "a/b"}},
 	} {
 		if test.want.n == 0 {
@@ -63,7 +64,8 @@ func TestParseRefuses(t *testing.T) {
 	}{
 		{"GET", "/v1/a", "", errNoRoute},
 		{"GET", "/v2/a", "", errNoRoute},
-		{"GET", "/v2/_catalog", "", errNoRoute},
+		{"GET", "/v2/_catalog/x", "", errNoRoute},
+		{"POST", "/v2/_catalog", "", errMethod},
 		{"GET", "/v2/" + strings.Repeat("a/", 1200) + "tags/list", "", errNoRoute},
 		{"POST", "/v2/a/manifests/v1", "", errMethod},
 		{"GET", "/v2/a/blobs/uploads/", "", errMethod},

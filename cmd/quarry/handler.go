@@ -39,7 +39,7 @@ func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logge
 	cfg.V2Local = front.New(v2)
 	cfg.V2 = cfg.V2Local
 	if guard != nil {
-		v2.Authorize = guard.Authorize
+		v2.Authorize, v2.Covered = guard.Authorize, guard.Covered
 		cfg.V2 = front.New(v2)
 		reg.MustRegister(guard.Collectors()...)
 		cfg.Authorize, cfg.Covered, cfg.Admin, cfg.Token = guard.Authorize, guard.Covered, guard.Admin, guard.ServeToken

@@ -22,7 +22,41 @@ const (
 	// maxListed bounds the manifests of a repository that a list of tags is held
 	// against.
 	maxListed = 1 << 20
+	// maxCatalog bounds the names that one page of a list of repositories looks up in
+	// the bucket, one after another.
+	maxCatalog = 256
 )
+
+// Repos lists the repositories that come after last, have a tag that can be pulled
+// and are visible: at most n of them, in bytewise order. next is what to go on after,
+// "" when there are no more; a page may be short, or empty, and have it.
+func (s *Store) Repos(ctx context.Context, last string, n int, visible func(repo string) bool) (repos []string, next string, err error) {
+	repos = []string{}
+	looked := 0
+	for _, name := range s.cfg.Names.Names() {
+		if name.Repo <= last || !visible(name.Repo) {
+			continue
+		}
+		// A page ends between repositories, so that the next one begins with a whole one.
+		if next != name.Repo && (len(repos) >= n || looked >= maxCatalog) {
+			return repos, next, nil
+		}
+		next = name.Repo
+		if len(repos) > 0 && repos[len(repos)-1] == name.Repo {
+			continue
+		}
+		looked++
+		_, err := s.bucket.Stat(ctx, ManifestKey(name.Repo, digest.Digest(name.Source.String())))
+		if errors.Is(err, bucket.ErrNotFound) {
+			continue // converted from elsewhere
+		}
+		if err != nil {
+			return nil, "", fmt.Errorf("look for a manifest of %s: %w", name.Repo, err)
+		}
+		repos = append(repos, name.Repo)
+	}
+	return repos, "", nil
+}
 
 // Tags lists the tags of a repository that come after last, at most n of them, in
 // bytewise order; more says that there are others after these. Names of images that

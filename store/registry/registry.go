@@ -46,6 +46,7 @@ var (
 // Names is what the registry needs of the catalog, whose names are its tags.
 type Names interface {
 	names.Catalog
+	Names() []catalog.Name // by repository, then tag
 	Name(repo, tag string) (catalog.Name, bool)
 	Tags(repo string) []string
 	DeleteName(ctx context.Context, repo, tag string) error
