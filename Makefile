@@ -19,6 +19,8 @@ export QUARRY_ARTIFACTS := $(CACHE)/artifacts
 RUNSC := $(shell sed -n 's/^const runscModule = "\(.*\)"/\1/p' cmd/quarry/doctor.go)
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 CONFORMANCE := github.com/opencontainers/distribution-spec/conformance@v0.0.0-20260831232431-97274622c111
+CRANE := github.com/google/go-containerregistry/cmd/crane@v0.22.1
+REGCTL := github.com/regclient/regclient/cmd/regctl@v0.11.7
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps \
 	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap fio python3-libnbd nginx-light buildah chromium fonts-dejavu-core
@@ -111,7 +113,7 @@ $(BIN)/quarry: $(SOURCES)
 $(BIN)/quarry-shim: $(SOURCES)
 	CGO_ENABLED=0 go build -o $@ ./cmd/quarry-shim
 
-setup: $(CACHE)/packages $(BIN)/runsc $(BIN)/versitygw $(BIN)/conformance
+setup: $(CACHE)/packages $(BIN)/runsc $(BIN)/versitygw $(BIN)/conformance $(BIN)/crane $(BIN)/regctl
 	@go mod download
 
 $(CACHE)/packages: Makefile
@@ -137,6 +139,15 @@ $(BIN)/versitygw:
 $(BIN)/conformance:
 	@mkdir -p $(BIN)
 	cd / && CGO_ENABLED=0 GOBIN=$(BIN) go install $(CONFORMANCE)
+
+# Clients of registries that push and pull in tests, beside skopeo.
+$(BIN)/crane:
+	@mkdir -p $(BIN)
+	cd / && CGO_ENABLED=0 GOBIN=$(BIN) go install $(CRANE)
+
+$(BIN)/regctl:
+	@mkdir -p $(BIN)
+	cd / && CGO_ENABLED=0 GOBIN=$(BIN) go install $(REGCTL)
 
 $(BIN)/staticcheck:
 	@mkdir -p $(BIN)

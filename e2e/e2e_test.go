@@ -53,7 +53,7 @@ func runTests(m *testing.M) int {
 
 func TestStories(t *testing.T) {
 	need.Root(t)
-	for _, tool := range []string{"runsc", "umoci", "skopeo", "busybox", "tar", "pgrep", "nbdinfo", "nbdcopy", "nbdsh", "fio", "qemu-img", "script", "versitygw"} {
+	for _, tool := range []string{"runsc", "umoci", "skopeo", "busybox", "tar", "pgrep", "nbdinfo", "nbdcopy", "nbdsh", "fio", "qemu-img", "script", "versitygw", "crane", "regctl"} {
 		need.Tool(t, tool)
 	}
 	images := os.Getenv("QUARRY_IMAGES")
