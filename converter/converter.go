@@ -90,6 +90,7 @@ type Result struct {
 
 	Layers       int   // of the image
 	LayersReused int   // of them, how many were known and not read
+	Unchanged    bool  // the image was there already, and nothing of it was made anew
 	FileBytes    int64 // length of all files, hard links once
 
 	NewChunks      int64 // chunks that the store did not have

@@ -103,7 +103,7 @@ func TestAnImageIsConvertedAndCanBeVerified(t *testing.T) {
 	if v.ID != r.ImageID || v.Statement.Source != r.Source || v.Name.Serial != 1 || !v.Name.Issued.Equal(now.Truncate(time.Second)) {
 		t.Errorf("verified %+v, result %+v", v, r)
 	}
-	if r.Layers != 2 || r.LayersReused != 0 || r.FileBytes != int64(2*len(big)+1+6) || len(r.Warnings) != 0 {
+	if r.Layers != 2 || r.LayersReused != 0 || r.Unchanged || r.FileBytes != int64(2*len(big)+1+6) || len(r.Warnings) != 0 {
 		t.Errorf("figures %+v", r)
 	}
 	if r.NewPlainBytes >= r.FileBytes || r.NewStoredBytes <= 0 || r.NewStoredBytes >= r.NewPlainBytes {
@@ -127,7 +127,7 @@ func TestKnownLayersAreNotRead(t *testing.T) {
 		}
 	}
 	again := s.convert(t, l.Source(":latest"))
-	if again.ImageID != first.ImageID || again.LayersReused != 2 || again.NewChunks != 0 || again.NewStoredBytes != 0 {
+	if again.ImageID != first.ImageID || again.LayersReused != 2 || !again.Unchanged || again.NewChunks != 0 || again.NewStoredBytes != 0 {
 		t.Errorf("converted again: %+v", again)
 	}
 	if diff := cmp.Diff(s.objects(t), objects); diff != "" {

@@ -45,7 +45,7 @@ func (c *conversion) published(ctx context.Context) bool {
 		return false
 	}
 	c.result.ImageID, c.result.Statement = image.ID(payload), s
-	c.result.FileBytes = im.FileBytes()
+	c.result.FileBytes, c.result.Unchanged = im.FileBytes(), true
 	return true
 }
 

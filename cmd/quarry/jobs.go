@@ -225,6 +225,9 @@ func (o *owner) convertPushed(ctx context.Context, r jobs.Record, step func(jobs
 	if len(res.Warnings) > 0 {
 		o.log.WarnContext(ctx, "conversion with warnings", "source", r.Source, "warnings", strings.Join(res.Warnings, "; "))
 	}
+	if res.Unchanged {
+		o.jobMetrics.Unchanged.Inc()
+	}
 	o.forgetFailures(ctx, r.Names)
 	return jobs.Result{
 		Image: res.ImageID, Platform: res.Statement.Platform.String(), Signed: o.signing != nil, Layers: res.Layers,

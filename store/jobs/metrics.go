@@ -8,6 +8,9 @@ type Metrics struct {
 	running prometheus.Gauge
 	ended   *prometheus.CounterVec // by state: done, failed
 	retried prometheus.Counter
+	// Unchanged counts, of those that were done, the jobs whose image was there already.
+	// Config.Convert, which knows, counts.
+	Unchanged prometheus.Counter
 }
 
 // NewMetrics returns figures at zero.
@@ -18,10 +21,12 @@ func NewMetrics() *Metrics {
 		running: prometheus.NewGauge(prometheus.GaugeOpts{Name: name("running"), Help: "Conversions under way."}),
 		ended:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: name("ended_total"), Help: "Conversions that ended, by state."}, []string{"state"}),
 		retried: prometheus.NewCounter(prometheus.CounterOpts{Name: name("retried_total"), Help: "Attempts that failed in a way that may pass."}),
+
+		Unchanged: prometheus.NewCounter(prometheus.CounterOpts{Name: name("unchanged_total"), Help: "Of those done, jobs whose image was there already: no layer was read and nothing made."}),
 	}
 }
 
 // Collectors returns what to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.queued, m.running, m.ended, m.retried}
+	return []prometheus.Collector{m.queued, m.running, m.ended, m.retried, m.Unchanged}
 }
