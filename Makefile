@@ -21,6 +21,7 @@ VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 CONFORMANCE := github.com/opencontainers/distribution-spec/conformance@v0.0.0-20260831232431-97274622c111
 CRANE := github.com/google/go-containerregistry/cmd/crane@v0.22.1
 REGCTL := github.com/regclient/regclient/cmd/regctl@v0.11.7
+DISTRIBUTION := github.com/distribution/distribution/v3/cmd/registry@v3.1.2
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps \
 	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap fio python3-libnbd nginx-light buildah chromium fonts-dejavu-core
@@ -113,7 +114,7 @@ $(BIN)/quarry: $(SOURCES)
 $(BIN)/quarry-shim: $(SOURCES)
 	CGO_ENABLED=0 go build -o $@ ./cmd/quarry-shim
 
-setup: $(CACHE)/packages $(BIN)/runsc $(BIN)/versitygw $(BIN)/conformance $(BIN)/crane $(BIN)/regctl
+setup: $(CACHE)/packages $(BIN)/runsc $(BIN)/versitygw $(BIN)/conformance $(BIN)/crane $(BIN)/regctl $(BIN)/registry
 	@go mod download
 
 $(CACHE)/packages: Makefile
@@ -148,6 +149,11 @@ $(BIN)/crane:
 $(BIN)/regctl:
 	@mkdir -p $(BIN)
 	cd / && CGO_ENABLED=0 GOBIN=$(BIN) go install $(REGCTL)
+
+# The registry that pushes are compared with.
+$(BIN)/registry:
+	@mkdir -p $(BIN)
+	cd / && CGO_ENABLED=0 GOBIN=$(BIN) go install $(DISTRIBUTION)
 
 $(BIN)/staticcheck:
 	@mkdir -p $(BIN)

@@ -10,6 +10,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -215,6 +217,30 @@ func (s *Server) Stop() error {
 
 // Addr is the server's host and port.
 func (s *Server) Addr() string { return strings.TrimPrefix(s.URL, "http://") }
+
+// Metric returns the value of one series of /metrics, as it is written there, 0 when it
+// is not.
+func (s *Server) Metric(ctx context.Context, series string) (float64, error) {
+	rq, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	res, err := http.DefaultClient.Do(rq)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != http.StatusOK {
+		return 0, fmt.Errorf("GET /metrics: %s (%w)", res.Status, err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, series+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(value), 64)
+		}
+	}
+	return 0, nil
+}
 
 // Alive reports whether neither Stop nor Kill has ended the server.
 func (s *Server) Alive() bool { return s.cmd.ProcessState == nil }
