@@ -54,6 +54,9 @@ type Config struct {
 	// Buffered says to read and write through the kernel's page cache, which is
 	// told to forget at once, even where the file system has direct I/O.
 	Buffered bool
+	// KeepPages says to read and write through the kernel's page cache and to let it
+	// keep what passes: where nothing above the cache holds the same bytes in memory.
+	KeepPages bool
 	// Log gets a line when writing is paused and resumed. nil discards.
 	Log *slog.Logger
 	// FS replaces the operating system's files; Dir is then only a name, and is
@@ -169,7 +172,7 @@ func Open(cfg Config) (*Cache, error) {
 		c.retry = DefaultRetry
 	}
 	if c.fs == nil {
-		if c.fs, err = newOSFS(cfg.Dir, cfg.Buffered); err != nil {
+		if c.fs, err = newOSFS(cfg.Dir, cfg.Buffered, cfg.KeepPages); err != nil {
 			return nil, fmt.Errorf("open disk cache: %w", err)
 		}
 		if c.lock, err = proc.TryLock(filepath.Join(cfg.Dir, lockName)); err != nil {
@@ -367,32 +370,47 @@ func (c *Cache) offer(d chunk.Digest, p []byte, cl class) {
 	}
 }
 
-// Put writes p, the verified content of d, and returns when it can be read. It
+// Give is Offer that waits for room in the queue: on nil, p can be read. Errors:
+// those of Put.
+func (c *Cache) Give(ctx context.Context, d chunk.Digest, p []byte) error {
+	_, err := c.give(ctx, d, p, maxQueue)
+	return err
+}
+
+// Put writes p, the verified content of d, and returns when that is done. It
 // waits for room in the queue, and leaves half of that to Offer. Errors: ctx's;
 // store.ErrLocalDisk when nothing can be written now; a chunk larger than this
 // cache keeps.
 func (c *Cache) Put(ctx context.Context, d chunk.Digest, p []byte) error {
+	it, err := c.give(ctx, d, p, maxQueue/2)
+	if it == nil {
+		return err // nil: it is there
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-it.done:
+		return it.err
+	}
+}
+
+// give puts a chunk in the queue as soon as there is room; no item and no error say
+// that it is on the disk.
+func (c *Cache) give(ctx context.Context, d chunk.Digest, p []byte, bound int64) (*item, error) {
 	for {
 		c.mu.Lock()
-		it, room, err := c.enqueue(d, p, demand, maxQueue/2)
+		it, room, err := c.enqueue(d, p, demand, bound)
 		c.mu.Unlock()
-		var wait <-chan struct{}
-		switch {
-		case it != nil:
+		if it != nil {
 			c.hurryWriter()
-			wait = it.done
-		case errors.Is(err, errFull):
-			wait = room
-		default:
-			return err // nil: it is there
+		}
+		if !errors.Is(err, errFull) {
+			return it, err
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
-		case <-wait:
-			if it != nil {
-				return it.err
-			}
+			return nil, ctx.Err()
+		case <-room:
 		}
 	}
 }

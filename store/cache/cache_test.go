@@ -203,12 +203,20 @@ func TestWhatIsOfferedIsReadWhileTheDiskStands(t *testing.T) {
 	if err := c.Put(ctx, cs[199].Digest, cs[199].p); !errors.Is(err, context.Canceled) {
 		t.Errorf("Put to a full queue: %v, want the context's error", err)
 	}
+	if err := c.Give(ctx, cs[199].Digest, cs[199].p); !errors.Is(err, context.Canceled) {
+		t.Errorf("Give to a full queue: %v, want the context's error", err)
+	}
+	given := make(chan error)
+	go func() { given <- c.Give(t.Context(), cs[198].Digest, cs[198].p) }()
 	c.Drop(cs[5].Digest)
 	close(gate)
+	if err := <-given; err != nil || !has(t, c, cs[198]) {
+		t.Errorf("Give once there was room: %v", err)
+	}
 	closed(t, c)
 	c = open(t, cache.Config{FS: m})
 	for i, n := range cs {
-		if got := has(t, c, n); got != (i < 128 && i != 5) {
+		if got := has(t, c, n); got != (i < 128 && i != 5 || i == 198) {
 			t.Errorf("chunk %d after a restart: read %t", i, got)
 		}
 	}

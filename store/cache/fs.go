@@ -58,15 +58,16 @@ type osFS struct {
 	dir string
 	// buffered says that direct I/O is not wanted or not to be had.
 	buffered atomic.Bool
+	keep     bool // Config.KeepPages
 }
 
 var _ FS = (*osFS)(nil)
 
-func newOSFS(dir string, buffered bool) (*osFS, error) {
+func newOSFS(dir string, buffered, keep bool) (*osFS, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	f := &osFS{dir: dir}
+	f := &osFS{dir: dir, keep: keep}
 	f.buffered.Store(buffered)
 	return f, nil
 }
@@ -96,7 +97,7 @@ func (o *osFS) Open(name string, flags OpenFlags) (File, error) {
 		mode |= os.O_CREATE | os.O_TRUNC
 	}
 	path := filepath.Join(o.dir, name)
-	if flags&Direct == 0 {
+	if flags&Direct == 0 || o.keep {
 		f, err := os.OpenFile(path, mode, 0o600)
 		if err != nil {
 			return nil, err

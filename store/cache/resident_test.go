@@ -47,6 +47,17 @@ func TestThePageCacheHoldsNothing(t *testing.T) {
 	}
 }
 
+// With KeepPages the kernel has all of it.
+func TestThePageCacheKeepsWhatItMay(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, cache.Config{Dir: dir, KeepPages: true})
+	all := chunks(0, 100, 200_000)
+	put(t, c, all...)
+	if held, pages := resident(t, filepath.Join(dir, "0000000000000001.chunks")); held < pages*9/10 {
+		t.Errorf("%d of %d pages are in the page cache", held, pages)
+	}
+}
+
 // hasDirect reports whether a file of the folder takes direct I/O.
 func hasDirect(t *testing.T, dir string) bool {
 	t.Helper()
