@@ -96,7 +96,8 @@ func (p *Page) figures(names int) []group {
 	}{
 		{"chunks of conversions that were known", "quarry_packed_chunks_total", "known", []string{"new"}},
 		{"chunks that workers asked for and got", "quarry_api_chunks_total", "ok", []string{"not_found", "corrupt", "error"}},
-		{"pack ranges that another request had read", "quarry_packed_ranges_total", "shared", []string{"bucket"}},
+		{"pack ranges that another request had read", "quarry_packed_ranges_total", "shared", []string{"bucket", "disk"}},
+		{"blocks of packs on this node's disk", "quarry_ranges_blocks_total", "disk", []string{"shared", "bucket"}},
 		{"starts with a prefetch list of the image", "quarry_api_hints_total", "own", []string{"sibling", "none"}},
 		{"starts with the list of a sibling", "quarry_api_hints_total", "sibling", []string{"own", "none"}},
 	} {

@@ -20,6 +20,9 @@ import (
 func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logger) *api.Handler {
 	reg := o.collected
 	reg.MustRegister(o.metrics.Collectors()...)
+	if o.ranges != nil {
+		reg.MustRegister(o.ranges.Collectors()...)
+	}
 	if o.follower == nil {
 		reg.MustRegister(o.jobMetrics.Collectors()...)
 		reg.MustRegister(o.upkeep.gc.Metrics().Collectors()...)

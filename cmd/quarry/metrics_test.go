@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -9,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"quarry/api/access"
+	"quarry/store/bucket/s3/s3test"
 )
 
 // metricsOf returns the names of the metrics of a store node.
@@ -37,6 +40,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	at := place{url: bucketURL("file://" + t.TempDir())}
 	registered := metricsOf(t, ownerConfig{dir: dataDir(t.TempDir()), bucket: at})
 	registered = append(registered, metricsOf(t, ownerConfig{dir: dataDir(t.TempDir()), bucket: at, readOnly: true})...)
+	server := s3test.New(t)
+	at.url = bucketURL(fmt.Sprintf("s3://%s?endpoint=%s", server.Bucket(t), url.QueryEscape(server.URL)))
+	registered = append(registered, metricsOf(t, ownerConfig{dir: dataDir(t.TempDir()), bucket: at})...)
 	text, err := os.ReadFile("../../docs/OPERATIONS.md")
 	if err != nil {
 		t.Fatal(err)

@@ -26,6 +26,7 @@ import (
 	"quarry/nbd/attach"
 	"quarry/signer"
 	"quarry/store/bucket"
+	"quarry/store/bucket/ranges"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/follow"
@@ -100,6 +101,7 @@ type owner struct {
 	dir      dataDir
 	lock     *proc.Lock
 	bucket   storage
+	ranges   *ranges.Cache // nil: a bucket that is a folder, or no cache of another one
 	catalog  *catalog.Catalog
 	index    *chunkindex.Index
 	store    *packed.Store
@@ -126,8 +128,9 @@ type owner struct {
 // ownerConfig says how to open a data folder.
 type ownerConfig struct {
 	dir         dataDir
-	bucket      place  // without a URL: as the folder remembers it
-	keyFile     string // signs instead of keys/signing.key
+	bucket      place     // without a URL: as the folder remembers it
+	cache       cacheSize // of ranges of packs
+	keyFile     string    // signs instead of keys/signing.key
 	noSign      bool
 	workers     int
 	uploadSpace int64 // 0 is the default
@@ -194,7 +197,7 @@ func (o *owner) open(ctx context.Context, cfg ownerConfig) (err error) {
 		return err
 	}
 	o.store, err = packed.Open(ctx, packed.Config{
-		Bucket: o.bucket, Catalog: o.catalog, Index: o.index, ChunkSize: o.meta.ChunkSize,
+		Bucket: o.bucket, Ranges: o.ranges, Catalog: o.catalog, Index: o.index, ChunkSize: o.meta.ChunkSize,
 		TmpDir: cfg.dir.tmp(), Workers: cfg.workers, Log: cfg.log,
 		Metrics: o.metrics, ReadOnly: cfg.readOnly,
 	})
@@ -223,6 +226,9 @@ func (o *owner) openBucket(ctx context.Context, cfg ownerConfig) error {
 	if o.bucket, err = cfg.dir.openBucket(ctx, at, cfg.readOnly); err != nil {
 		return err
 	}
+	if err := o.openRanges(ctx, cfg, at); err != nil {
+		return err
+	}
 	o.meta, err = packed.OpenMeta(ctx, o.bucket)
 	if errors.Is(err, bucket.ErrNotFound) && !cfg.readOnly {
 		o.meta, err = packed.CreateMeta(ctx, o.bucket, chunk.DefaultSize, time.Now())
@@ -246,6 +252,9 @@ func (o *owner) close() error {
 	}
 	if o.index != nil {
 		errs = append(errs, o.index.Close())
+	}
+	if o.ranges != nil {
+		errs = append(errs, o.ranges.Close())
 	}
 	if o.bucket != nil {
 		errs = append(errs, o.bucket.Close())

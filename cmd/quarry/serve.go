@@ -34,6 +34,7 @@ type serveOptions struct {
 	data       string
 	bucket     string
 	unsafe     bool // --unsafe-single-writer
+	cache      cacheSize
 	doors      doors
 	key        string
 	noSign     bool
@@ -77,6 +78,7 @@ The limits of serve are the defaults of the conversions it makes.`,
 	f.StringVar(&o.data, "data", os.Getenv("QUARRY_DATA"), "data folder (env QUARRY_DATA)")
 	f.StringVar(&o.bucket, "bucket", "", bucketHelp)
 	f.BoolVar(&o.unsafe, "unsafe-single-writer", false, "take an S3 server without conditional writes: nothing but this data folder may ever write to the bucket")
+	f.StringVar(&o.cache.text, "cache-size", "", rangeCacheHelp)
 	o.doors.flags(c)
 	f.StringVar(&o.key, "key", "", "sign with this private key instead of DIR/keys/signing.key")
 	f.BoolVar(&o.noSign, "no-sign", false, "convert without signing; images stay unsigned")
@@ -191,7 +193,7 @@ func takeOver(ctx context.Context, o serveOptions, log *slog.Logger) (*owner, er
 	cfg := ownerConfig{
 		uploadSpace: space, jobs: o.jobs, gcEvery: every, retain: retain, grace: grace,
 		readOnly: o.readOnly, takeover: o.takeover,
-		dir: dataDir(o.data), bucket: place{at, o.unsafe}, keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
+		dir: dataDir(o.data), bucket: place{at, o.unsafe}, cache: o.cache, keyFile: o.key, noSign: o.noSign, workers: o.workers, background: o.background, limits: o.limits, log: log}
 	boundHeap()
 	own, err := lockFolder(ctx, cfg)
 	if err != nil {

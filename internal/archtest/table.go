@@ -46,12 +46,13 @@ var arrows = map[string][]string{
 	"chunkindex":       {"store/chunk", "store/pack"},
 
 	// Stores and devices.
-	"store/names":    {"signer", "store/catalog", "store/chunk", "store/image"},
-	"store/registry": {"signer", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/names", "internal/durable", "internal/strictjson"},
-	"store/packed":   {"chunkindex", "store", "store/bucket", "store/catalog", "store/chunk", "store/pack", "internal/strictjson"},
-	"store/cache":    {"store", "store/chunk", "internal/proc"},
-	"nbd/blockdev":   {"nbd", "rafs", "store", "store/chunk"},
-	"nbd/attach":     {"nbd"}, // the shim links it: it must stay small
+	"store/names":         {"signer", "store/catalog", "store/chunk", "store/image"},
+	"store/registry":      {"signer", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/names", "internal/durable", "internal/strictjson"},
+	"store/packed":        {"chunkindex", "store", "store/bucket", "store/bucket/ranges", "store/catalog", "store/chunk", "store/pack", "internal/strictjson"},
+	"store/cache":         {"store", "store/chunk", "internal/proc"},
+	"store/bucket/ranges": {"store/bucket", "store/cache", "store/chunk"},
+	"nbd/blockdev":        {"nbd", "rafs", "store", "store/chunk"},
+	"nbd/attach":          {"nbd"}, // the shim links it: it must stay small
 
 	// What works on a whole store, beside the three that never import one another.
 	"store/check":     {"rafs", "signer", "store", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/jobs", "store/pack", "store/packed", "store/registry", "store/trace"},
@@ -73,7 +74,7 @@ var arrows = map[string][]string{
 	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "worker/folder", "worker/timeline"},
 
 	// Programs.
-	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",
+	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/ranges", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",
 		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
 

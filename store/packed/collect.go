@@ -172,7 +172,7 @@ func (c *copier) pack(ctx context.Context, id chunk.Digest, live func(*chunk.Dig
 		ws[i] = wanted{digest: e.Digest, loc: chunkindex.At(id, e)}
 	}
 	var bad error
-	for _, r := range ranges(ws) {
+	for _, r := range merged(ws) {
 		off := r[0].loc.Off
 		buf := make([]byte, end(r[len(r)-1].loc)-off)
 		if err := c.s.bucket.ReadAt(ctx, pack.Key(id), buf, off); err != nil {

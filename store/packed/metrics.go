@@ -12,8 +12,8 @@ type Metrics struct {
 	damaged     prometheus.Counter
 	damagedHere prometheus.Gauge
 	alarms      prometheus.Counter
-	ranges      *prometheus.CounterVec // by tier: bucket, shared
-	rangeBytes  *prometheus.CounterVec // by tier: bucket, shared
+	ranges      *prometheus.CounterVec // by tier: bucket, shared, disk
+	rangeBytes  *prometheus.CounterVec // by tier: bucket, shared, disk
 }
 
 // NewMetrics returns counters at zero.
@@ -32,7 +32,7 @@ func NewMetrics() *Metrics {
 		}),
 		damaged:    prometheus.NewCounter(opts("damaged_chunks_total", "Reads that found a copy damaged or its pack missing.")),
 		alarms:     prometheus.NewCounter(opts("condemned_reads_total", "Alarms: reads of chunks that gc found to be needed by nobody.")),
-		ranges:     prometheus.NewCounterVec(opts("ranges_total", "Ranges of packs that batches used, by whether the bucket was asked or another batch had them."), []string{"tier"}),
+		ranges:     prometheus.NewCounterVec(opts("ranges_total", "Ranges of packs that batches used, by whether the bucket was asked, another batch had them, or the node's disk."), []string{"tier"}),
 		rangeBytes: prometheus.NewCounterVec(opts("range_bytes_total", "Bytes of these ranges, gaps included."), []string{"tier"}),
 	}
 }
@@ -42,7 +42,7 @@ func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.chunks, m.plainBytes, m.storedBytes, m.packs, m.readChunks, m.damaged, m.damagedHere, m.alarms, m.ranges, m.rangeBytes}
 }
 
-// used counts a range that a batch had from a tier: bucket, or shared.
+// used counts a range that a batch had from a tier.
 func (m *Metrics) used(tier string, size int64) {
 	m.ranges.WithLabelValues(tier).Inc()
 	m.rangeBytes.WithLabelValues(tier).Add(float64(size))

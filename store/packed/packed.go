@@ -21,6 +21,7 @@ import (
 	"quarry/chunkindex"
 	"quarry/store"
 	"quarry/store/bucket"
+	"quarry/store/bucket/ranges"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/pack"
@@ -30,6 +31,7 @@ import (
 // index must be of no other store, or be empty.
 type Config struct {
 	Bucket    bucket.Bucket
+	Ranges    *ranges.Cache // of Bucket, through which chunks are read; nil = none
 	Catalog   *catalog.Catalog
 	Index     Index
 	ChunkSize int64        // S: a longer chunk is refused; 0 = chunk.MaxSize

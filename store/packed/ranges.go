@@ -8,7 +8,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"quarry/chunkindex"
 	"quarry/store/bucket"
+	"quarry/store/chunk"
 	"quarry/store/pack"
 )
 
@@ -84,6 +86,32 @@ func (r *rangeReader) help(ctx context.Context) {
 	}
 }
 
+// readRange fills p with bytes of a pack, from the range cache where there is one, and
+// says whether the bucket was asked. What it fills p with is to be checked.
+func (s *Store) readRange(ctx context.Context, id chunk.Digest, p []byte, off int64) (asked bool, err error) {
+	size, known := s.catalog.PackSize(id)
+	if s.cfg.Ranges == nil || !known {
+		return true, s.bucket.ReadAt(ctx, pack.Key(id), p, off)
+	}
+	return s.cfg.Ranges.ReadAt(ctx, bucket.Object{Key: pack.Key(id), Size: size}, p, off)
+}
+
+// anew has the range cache forget where a chunk is that was wrong, and reads it from
+// the bucket: a copy that is wrong in the cache alone costs that read and nothing else.
+func (s *Store) anew(ctx context.Context, d chunk.Digest, loc chunkindex.Location) (stored, plain []byte, ok bool) {
+	if s.cfg.Ranges == nil {
+		return nil, nil, false
+	}
+	o := bucket.Object{Key: pack.Key(loc.Pack)}
+	s.cfg.Ranges.Drop(o, loc.Off, int64(loc.Stored))
+	stored = make([]byte, loc.Stored)
+	if err := s.bucket.ReadAt(ctx, o.Key, stored, loc.Off); err != nil {
+		return nil, nil, false
+	}
+	plain, err := verifyStored(nil, d, loc, stored)
+	return stored, plain, err == nil
+}
+
 // read reads one range and hands its chunks on.
 func (r *rangeReader) read(ctx context.Context, ws []wanted) error {
 	k := rangeKey{pack: ws[0].loc.Pack, off: ws[0].loc.Off}
@@ -92,8 +120,11 @@ func (r *rangeReader) read(ctx context.Context, ws []wanted) error {
 	}
 	tier := "shared"
 	fill := func(p []byte) error {
-		tier = "bucket"
-		return r.s.bucket.ReadAt(ctx, pack.Key(k.pack), p, k.off)
+		asked, err := r.s.readRange(ctx, k.pack, p, k.off)
+		if tier = "bucket"; !asked {
+			tier = "disk"
+		}
+		return err
 	}
 	slow := time.AfterFunc(helpAfter, func() { r.help(ctx) })
 	defer slow.Stop()
@@ -120,8 +151,8 @@ func (r *rangeReader) read(ctx context.Context, ws []wanted) error {
 				continue
 			}
 			w.more = i < len(ws)-1
-			stored := p[w.loc.Off-k.off:][:w.loc.Stored]
-			if err := r.fn(ctx, w, stored, r.s.rangeError(ctx, w, stored, err)); err != nil {
+			stored, err := r.s.ofRange(ctx, w, p[w.loc.Off-k.off:][:w.loc.Stored], err)
+			if err := r.fn(ctx, w, stored, err); err != nil {
 				return err
 			}
 		}

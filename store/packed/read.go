@@ -107,10 +107,12 @@ func (s *Store) locate(ctx context.Context, d chunk.Digest) (chunkindex.Location
 
 // readStored fills p with the stored bytes of one chunk and checks them.
 func (s *Store) readStored(ctx context.Context, d chunk.Digest, loc chunkindex.Location, p []byte) error {
-	if err := s.bucket.ReadAt(ctx, pack.Key(loc.Pack), p, loc.Off); err != nil {
+	if _, err := s.readRange(ctx, loc.Pack, p, loc.Off); err != nil {
 		return s.unread(ctx, d, loc, err)
 	}
-	return s.checkStored(ctx, d, loc, p)
+	fresh, err := s.checkStored(ctx, d, loc, p)
+	copy(p, fresh)
+	return err
 }
 
 // unread is the error of a chunk whose bytes could not be read. Nothing is condemned
@@ -127,25 +129,39 @@ func (s *Store) unread(ctx context.Context, d chunk.Digest, loc chunkindex.Locat
 	return &store.CorruptError{Want: d, Key: pack.Key(loc.Pack), Off: loc.Off, Err: err}
 }
 
-func (s *Store) checkStored(ctx context.Context, d chunk.Digest, loc chunkindex.Location, stored []byte) error {
+// checkStored returns stored when its checksum is right, or the same bytes read anew
+// when it was the range cache that had them wrong.
+func (s *Store) checkStored(ctx context.Context, d chunk.Digest, loc chunkindex.Location, stored []byte) ([]byte, error) {
 	s.metrics.readChunks.Inc()
-	if got := pack.Checksum(stored); got != loc.CRC {
-		err := fmt.Errorf("stored bytes have checksum %08x, want %08x", got, loc.CRC)
-		return s.damaged(ctx, &store.CorruptError{Want: d, Err: err}, loc)
+	got := pack.Checksum(stored)
+	if got == loc.CRC {
+		return stored, nil
 	}
-	return nil
+	if fresh, _, ok := s.anew(ctx, d, loc); ok {
+		return fresh, nil
+	}
+	err := fmt.Errorf("stored bytes have checksum %08x, want %08x", got, loc.CRC)
+	return nil, s.damaged(ctx, &store.CorruptError{Want: d, Err: err}, loc)
 }
 
 // plain decompresses stored bytes into dst[:0] and verifies the digest.
 func (s *Store) plain(ctx context.Context, d chunk.Digest, loc chunkindex.Location, stored, dst []byte) ([]byte, error) {
 	p, err := pack.Decode(dst, loc.Codec, stored, loc.Len)
-	if err != nil {
-		return nil, s.damaged(ctx, &store.CorruptError{Want: d, Err: err}, loc)
+	got := d
+	if err == nil {
+		got = chunk.Sum(p)
 	}
-	if got := chunk.Sum(p); got != d {
-		return nil, s.damaged(ctx, &store.CorruptError{Want: d, Got: got}, loc)
+	if err == nil && got == d {
+		return p, nil
 	}
-	return p, nil
+	if _, p, ok := s.anew(ctx, d, loc); ok {
+		return p, nil
+	}
+	e := &store.CorruptError{Want: d, Err: err}
+	if err == nil {
+		e.Got = got
+	}
+	return nil, s.damaged(ctx, e, loc)
 }
 
 // damaged completes the error of a damaged copy and condemns the copy, or keeps it in
@@ -263,7 +279,7 @@ func (s *Store) eachStored(ctx context.Context, ds []chunk.Digest, fn eachFunc) 
 			return err
 		}
 	}
-	return s.readRanges(ctx, ranges(found), fn)
+	return s.readRanges(ctx, merged(found), fn)
 }
 
 // locateAll looks digests up. Of one that is asked for twice it may find both.
@@ -287,8 +303,8 @@ func (s *Store) locateAll(ctx context.Context, ds []chunk.Digest) (found []wante
 	return found, slices.Compact(missing), nil
 }
 
-// ranges groups chunks into reads, in the order of pack and offset, each chunk once.
-func ranges(ws []wanted) [][]wanted {
+// merged groups chunks into reads, in the order of pack and offset, each chunk once.
+func merged(ws []wanted) [][]wanted {
 	slices.SortFunc(ws, func(a, b wanted) int {
 		return cmp.Or(compareDigests(a.loc.Pack, b.loc.Pack), cmp.Compare(a.loc.Off, b.loc.Off))
 	})
@@ -312,10 +328,10 @@ func joins(first, last, next chunkindex.Location) bool {
 
 func end(loc chunkindex.Location) int64 { return loc.Off + int64(loc.Stored) }
 
-// rangeError is the error of one chunk of a range that was read with err.
-func (s *Store) rangeError(ctx context.Context, w wanted, stored []byte, err error) error {
+// ofRange returns the checked bytes of one chunk of a range that was read with err.
+func (s *Store) ofRange(ctx context.Context, w wanted, stored []byte, err error) ([]byte, error) {
 	if err != nil {
-		return s.unread(ctx, w.digest, w.loc, err)
+		return nil, s.unread(ctx, w.digest, w.loc, err)
 	}
 	return s.checkStored(ctx, w.digest, w.loc, stored)
 }
