@@ -268,7 +268,7 @@ func (c *checker) chunks(ctx context.Context, batch []rafs.Chunk, source chunk.D
 	for i, ch := range batch {
 		ds[i] = ch.Digest
 	}
-	have, err := c.cfg.Store.Has(ctx, ds)
+	have, err := c.cfg.Store.Readable(ctx, ds)
 	if err != nil {
 		return nil, err
 	}

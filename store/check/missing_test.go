@@ -8,6 +8,7 @@ import (
 	"quarry/store"
 	"quarry/store/bucket/buckettest"
 	"quarry/store/check"
+	"quarry/store/chunk"
 	"quarry/store/pack"
 	"quarry/store/packed"
 )
@@ -57,5 +58,24 @@ func TestAMissingPackIsDamageWhileAnImageNeedsIt(t *testing.T) {
 	found, sum := w.run(t)
 	if p := missing(found); len(found) != 1 || p == nil || !p.Note || p.Object != key || sum.Problems != 0 {
 		t.Errorf("found %+v, want a note of %s", found, key)
+	}
+}
+
+// gc that was killed, or runs beside the check, leaves packs that it empties: what is in
+// them is read as before, so it is no damage. One that is missing too is.
+func TestWhatGCEmptiesIsNoDamage(t *testing.T) {
+	w := newWorld(t)
+	packs := w.Catalog.Packs()
+	if err := w.Store.CondemnPacks(t.Context(), []chunk.Digest{packs[0].ID}); err != nil {
+		t.Fatal(err)
+	}
+	if found, _ := w.run(t); len(found) > 0 {
+		t.Errorf("found %+v", found)
+	}
+	if err := w.bucket.Delete(t.Context(), pack.Key(packs[0].ID)); err != nil {
+		t.Fatal(err)
+	}
+	if found, _ := w.run(t); !slices.ContainsFunc(found, func(p check.Problem) bool { return p.Kind == "chunk-missing" }) {
+		t.Errorf("without its object: found %+v", found)
 	}
 }

@@ -16,6 +16,8 @@ import (
 // can be read, because a missing pack stays in it: the pack may come back.
 type looks struct {
 	s *Store
+	// emptied: what is in packs that gc empties counts too.
+	emptied bool
 	// exact: there are packs that are not whole, so that each chunk is asked for
 	// its own pack, which takes longer.
 	exact atomic.Bool
@@ -104,9 +106,9 @@ func (s *Store) held(ctx context.Context, l *looks, ds []chunk.Digest) ([]bool, 
 		if !found[i] {
 			continue
 		}
-		// What gc empties is stored no more, and what it has retired the index may
-		// still have for a moment.
-		if !s.catalog.HasPack(loc.Pack) || s.catalog.IsPackCondemned(loc.Pack) {
+		// What gc empties is stored no more, except for who only reads, and what it has
+		// retired the index may still have for a moment.
+		if !s.catalog.HasPack(loc.Pack) || !l.emptied && s.catalog.IsPackCondemned(loc.Pack) {
 			found[i] = false
 			continue
 		}

@@ -348,13 +348,23 @@ func (s *Store) condemnLocked(ctx context.Context, d chunk.Digest, loc chunkinde
 	return errors.Join(err, indexErr)
 }
 
-// Has reports for each digest whether the store holds the chunk: one in a pack
-// that is missing now, it does not.
+// Has reports for each digest whether the store holds the chunk, so that it need not be
+// written: one in a pack that is missing now, or that gc empties, it does not.
 func (s *Store) Has(ctx context.Context, ds []chunk.Digest) ([]bool, error) {
+	return s.has(ctx, ds, false)
+}
+
+// Readable is Has for who reads: what is in packs that gc empties is there too.
+func (s *Store) Readable(ctx context.Context, ds []chunk.Digest) ([]bool, error) {
+	return s.has(ctx, ds, true)
+}
+
+func (s *Store) has(ctx context.Context, ds []chunk.Digest, emptied bool) ([]bool, error) {
 	l, err := s.newLooks(ctx)
 	if err != nil {
 		return nil, err
 	}
+	l.emptied = emptied
 	found := make([]bool, 0, len(ds))
 	for batch := range slices.Chunk(ds, lookupBatch) {
 		ok, err := s.held(ctx, l, batch)
