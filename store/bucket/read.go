@@ -35,3 +35,26 @@ func ReadObject(ctx context.Context, b Bucket, key string, limit int64) ([]byte,
 	}
 	return p, nil
 }
+
+// maxReplaced bounds how often ReadReplaced looks again.
+const maxReplaced = 10
+
+// ReadReplaced is ReadObject for an object that others may replace meanwhile by one of
+// another length: it returns all of the one or of the other, not a part of the new one
+// that is as long as the old one was.
+func ReadReplaced(ctx context.Context, b Bucket, key string, limit int64) ([]byte, error) {
+	for range maxReplaced {
+		p, err := ReadObject(ctx, b, key, limit)
+		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil, err
+		}
+		obj, statErr := b.Stat(ctx, key)
+		if statErr != nil {
+			return nil, fmt.Errorf("read %s: %w", key, statErr)
+		}
+		if err == nil && obj.Size == int64(len(p)) {
+			return p, nil
+		}
+	}
+	return nil, fmt.Errorf("read %s: it was replaced %d times meanwhile, or is cut off: %w", key, maxReplaced, io.ErrUnexpectedEOF)
+}

@@ -72,7 +72,7 @@ func (c *checker) records(ctx context.Context, prefix string, p Problem, bad fun
 // record reads a record of at most limit bytes, which may be gone by now: raw is
 // nil then.
 func (c *checker) record(ctx context.Context, key string, limit int64) (raw []byte, bad, err error) {
-	raw, err = bucket.ReadObject(ctx, c.cfg.Bucket, key, limit)
+	raw, err = bucket.ReadReplaced(ctx, c.cfg.Bucket, key, limit)
 	switch {
 	case errors.Is(err, bucket.ErrNotFound):
 		return nil, nil, nil

@@ -178,7 +178,7 @@ func load(ctx context.Context, b bucket.Bucket, log *slog.Logger) ([]Record, err
 }
 
 func read(ctx context.Context, b bucket.Bucket, key string) (Record, error) {
-	raw, err := bucket.ReadObject(ctx, b, key, MaxRecord)
+	raw, err := bucket.ReadReplaced(ctx, b, key, MaxRecord)
 	if err != nil {
 		return Record{}, err
 	}

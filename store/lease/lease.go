@@ -138,7 +138,7 @@ func Open(ctx context.Context, cfg Config) (*Table, error) {
 
 // read returns a node's object. What is damaged is an error with what to do.
 func (t *Table) read(ctx context.Context, key string) (object, chunk.Digest, error) {
-	raw, err := bucket.ReadObject(ctx, t.cfg.Bucket, key, maxObject)
+	raw, err := bucket.ReadReplaced(ctx, t.cfg.Bucket, key, maxObject)
 	if err != nil {
 		return object{}, chunk.Digest{}, err
 	}

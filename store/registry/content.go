@@ -278,7 +278,7 @@ func (s *Store) putBytes(ctx context.Context, key string, b []byte) error {
 // readRecord reads a record strictly. Errors: bucket.ErrNotFound, ErrDamaged.
 func readRecord[T any](ctx context.Context, b bucket.Bucket, key string, limit int) (T, error) {
 	var zero T
-	raw, err := bucket.ReadObject(ctx, b, key, int64(limit))
+	raw, err := bucket.ReadReplaced(ctx, b, key, int64(limit))
 	if err != nil {
 		return zero, err
 	}

@@ -119,7 +119,7 @@ func Read(ctx context.Context, b bucket.Bucket) (Mark, error) {
 func readRaw(ctx context.Context, b bucket.Bucket) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, markTime)
 	defer cancel()
-	return bucket.ReadObject(ctx, b, Key, maxMark)
+	return bucket.ReadReplaced(ctx, b, Key, maxMark)
 }
 
 func put(ctx context.Context, b bucket.Bucket, raw []byte) error {
