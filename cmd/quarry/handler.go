@@ -11,6 +11,7 @@ import (
 	front "quarry/api/registry"
 	"quarry/converter"
 	"quarry/converter/oci"
+	"quarry/store/bucket/s3"
 	"quarry/store/check"
 	"quarry/store/image"
 	"quarry/store/packed"
@@ -20,6 +21,9 @@ import (
 func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logger) *api.Handler {
 	reg := o.collected
 	reg.MustRegister(o.metrics.Collectors()...)
+	if b, ok := o.bucket.(*s3.Bucket); ok {
+		reg.MustRegister(b.Collectors()...)
+	}
 	if o.ranges != nil {
 		reg.MustRegister(o.ranges.Collectors()...)
 	}

@@ -48,7 +48,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	var documented []string
-	for _, row := range regexp.MustCompile("(?m)^\\| `(quarry_[a-z_]*)` \\|").FindAllStringSubmatch(string(text), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `(quarry_[a-z0-9_]*)` \\|").FindAllStringSubmatch(string(text), -1) {
 		documented = append(documented, row[1])
 	}
 	slices.Sort(registered)

@@ -314,13 +314,13 @@ func TestASlowReadHasASecondRequest(t *testing.T) {
 	buckettest.Put(t, r.direct, "a", []byte("some bytes"))
 	for _, fault := range []s3test.Fault{s3test.Stall, s3test.StallBody} {
 		r.proxy.Rule(s3test.First(1, "GetObject", fault))
-		before := r.faulty.Stats().Hedges
+		before := value(t, r.faulty, "quarry_s3_hedges_total")
 		got := make([]byte, 10)
 		if err := r.faulty.ReadAt(t.Context(), "a", got, 0); err != nil || string(got) != "some bytes" {
 			t.Errorf("%s: got %q, %v", fault, got, err)
 		}
-		if n := r.faulty.Stats().Hedges - before; n != 1 {
-			t.Errorf("%s: %d second requests, want 1", fault, n)
+		if n := value(t, r.faulty, "quarry_s3_hedges_total") - before; n != 1 {
+			t.Errorf("%s: %v second requests, want 1", fault, n)
 		}
 	}
 }

@@ -94,8 +94,7 @@ func (b *Bucket) hedged(ctx context.Context, key string, p []byte, off int64) er
 	if !b.pace.spend() {
 		return <-first
 	}
-	b.hedges.Add(1)
-	b.requests.Add(1)
+	b.metrics.hedges.Inc()
 	return b.second(ctx, cancel, first, key, p, off)
 }
 

@@ -54,7 +54,7 @@ func (b *Bucket) retry(ctx context.Context, bytes int64, attempt func(context.Co
 		case try == maxAttempts-1:
 			return fmt.Errorf("%d attempts failed, the last: %v", maxAttempts, err)
 		}
-		b.retries.Add(1)
+		b.metrics.retries.Inc()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -70,7 +70,6 @@ func (b *Bucket) once(ctx context.Context, bytes int64, attempt func(context.Con
 	limit := b.cfg.AttemptTimeout + time.Duration(float64(bytes)/float64(b.cfg.Slowest)*float64(time.Second))
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()
-	b.requests.Add(1)
 	return attempt(ctx)
 }
 

@@ -53,11 +53,6 @@ type Config struct {
 	Slowest            int64 // bytes a second
 }
 
-// Stats counts what was asked of the server since Open.
-type Stats struct {
-	Requests, Retries, Hedges int64
-}
-
 // Bucket is a bucket.Bucket and a bucket.Journal:
 //
 //	<prefix>/<key>              an object
@@ -74,7 +69,7 @@ type Bucket struct {
 	puts [putLocks]chan struct{}
 	seed maphash.Seed
 
-	requests, retries, hedges atomic.Int64
+	metrics *metrics
 }
 
 var (
@@ -97,7 +92,7 @@ func Open(ctx context.Context, cfg Config) (*Bucket, error) {
 	if cfg.Slowest == 0 {
 		cfg.Slowest = slowest
 	}
-	b := &Bucket{cfg: cfg, seed: maphash.MakeSeed()}
+	b := &Bucket{cfg: cfg, seed: maphash.MakeSeed(), metrics: newMetrics()}
 	for i := range b.puts {
 		b.puts[i] = make(chan struct{}, 1)
 	}
@@ -125,6 +120,7 @@ func Open(ctx context.Context, cfg Config) (*Bucket, error) {
 		if loc.Endpoint != "" {
 			o.BaseEndpoint, o.UsePathStyle = aws.String(loc.Endpoint), true
 		}
+		o.HTTPClient = counting{o.HTTPClient, b.metrics}
 		o.Logger = logging.Nop{}
 		o.Retryer = aws.NopRetryer{} // bodies are read after its attempts: see retry
 		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
@@ -147,11 +143,6 @@ func Open(ctx context.Context, cfg Config) (*Bucket, error) {
 func (b *Bucket) Close() error {
 	b.http.GetTransport().CloseIdleConnections()
 	return nil
-}
-
-// Stats returns the counts so far.
-func (b *Bucket) Stats() Stats {
-	return Stats{Requests: b.requests.Load(), Retries: b.retries.Load(), Hedges: b.hedges.Load()}
 }
 
 // object returns where S3 has a key of ours.
