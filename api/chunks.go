@@ -57,7 +57,8 @@ func (h *Handler) serveBatch(ctx context.Context, w *response, r *http.Request) 
 	defer cancel(nil)
 	stalled := time.AfterFunc(h.cfg.ChunkTimeout, func() { cancel(errStalled) })
 	defer stalled.Stop()
-	b := &batch{h: h, stalled: stalled, w: w, out: newFrameBuffer(w), open: make(map[chunk.Digest]bool, len(ds))}
+	b := &batch{h: h, stalled: stalled, w: w, open: make(map[chunk.Digest]bool, len(ds))}
+	b.out = newFrameBuffer(b)
 	defer b.out.release()
 	b.fw = NewFrameWriter(b.out)
 	unique := ds[:0]
@@ -79,7 +80,7 @@ var errStalled = errors.New("the store gave no chunk in time")
 // nothing here needs a lock.
 type batch struct {
 	h        *Handler
-	stalled  *time.Timer // fires when the store is silent; stopped while the client is written to
+	stalled  *time.Timer // fires when the store is silent; stopped while the client is sent to
 	w        *response
 	out      *frameBuffer
 	fw       *FrameWriter
@@ -116,8 +117,6 @@ func (b *batch) run(ctx context.Context, ds []chunk.Digest) error {
 
 // answer writes the frame of one chunk.
 func (b *batch) answer(d chunk.Digest, s packed.Stored, err error) error {
-	b.stalled.Stop()
-	defer b.stalled.Reset(b.h.cfg.ChunkTimeout)
 	if !b.open[d] {
 		return fmt.Errorf("store answered chunk %s twice or unasked", d)
 	}
@@ -127,6 +126,13 @@ func (b *batch) answer(d chunk.Digest, s packed.Stored, err error) error {
 	return b.write(Frame{
 		Digest: d, Status: StatusOK, Codec: s.Codec, Len: s.Len, CRC: s.CRC, Stored: s.Bytes,
 	}, s.More)
+}
+
+// Write sends gathered frames. As long as the client takes, the store is not silent.
+func (b *batch) Write(p []byte) (int, error) {
+	b.stalled.Stop()
+	defer b.stalled.Reset(b.h.cfg.ChunkTimeout)
+	return b.w.Write(p)
 }
 
 // write sends one frame, with those held back before, unless more of the same read
@@ -142,7 +148,9 @@ func (b *batch) write(f Frame, more bool) error {
 		b.writeErr = b.out.flush()
 	}
 	if b.writeErr == nil && !more {
+		b.stalled.Stop()
 		b.writeErr = b.w.flush()
+		b.stalled.Reset(b.h.cfg.ChunkTimeout)
 	}
 	return b.writeErr
 }

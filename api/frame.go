@@ -66,6 +66,7 @@ type FrameWriter struct {
 	w     io.Writer
 	count uint32
 	begun bool
+	head  [preambleLen + headerLen]byte // of the frame that is written
 }
 
 // NewFrameWriter returns a writer of one answer to w.
@@ -78,7 +79,7 @@ func (fw *FrameWriter) Write(f Frame) error {
 		payload = []byte(cutReason(f.Reason))
 		crc = pack.Checksum(payload)
 	}
-	head := make([]byte, headerLen)
+	head := fw.header()
 	head[0], head[1] = kindChunk, byte(f.Status)
 	if f.Status == StatusOK {
 		head[2] = byte(f.Codec)
@@ -87,7 +88,7 @@ func (fw *FrameWriter) Write(f Frame) error {
 	binary.LittleEndian.PutUint32(head[4:], uint32(len(payload)))
 	binary.LittleEndian.PutUint32(head[12:], crc)
 	copy(head[16:], f.Digest[:])
-	if err := fw.write(head); err != nil {
+	if err := fw.writeHeader(); err != nil {
 		return err
 	}
 	fw.count++
@@ -97,21 +98,29 @@ func (fw *FrameWriter) Write(f Frame) error {
 
 // Close writes the end frame. Without it the answer counts as cut off.
 func (fw *FrameWriter) Close() error {
-	head := make([]byte, headerLen)
+	head := fw.header()
 	head[0] = kindEnd
 	binary.LittleEndian.PutUint32(head[4:], fw.count)
-	return fw.write(head)
+	return fw.writeHeader()
 }
 
-func (fw *FrameWriter) write(head []byte) error {
+// header returns where the next header goes, all zero.
+func (fw *FrameWriter) header() []byte {
+	head := fw.head[preambleLen:]
+	clear(head)
+	return head
+}
+
+// writeHeader writes that header, the first time with the preamble before it.
+func (fw *FrameWriter) writeHeader() error {
+	p := fw.head[preambleLen:]
 	if !fw.begun {
 		fw.begun = true
-		pre := make([]byte, preambleLen, preambleLen+headerLen)
-		copy(pre, frameMagic)
-		binary.LittleEndian.PutUint32(pre[8:], frameVer)
-		head = append(pre, head...)
+		p = fw.head[:]
+		copy(p, frameMagic)
+		binary.LittleEndian.PutUint32(p[len(frameMagic):], frameVer)
 	}
-	_, err := fw.w.Write(head)
+	_, err := fw.w.Write(p)
 	return err
 }
 

@@ -83,7 +83,7 @@ func (s *Store) Get(ctx context.Context, d chunk.Digest, dst []byte) ([]byte, er
 // movedTo returns where a chunk is that could not be read at loc, when the index has
 // it elsewhere by now: gc copies chunks and deletes the packs where they were.
 func (s *Store) movedTo(ctx context.Context, d chunk.Digest, loc chunkindex.Location, err error) (chunkindex.Location, bool) {
-	if !isDamage(err) && !errors.As(err, new(*store.CorruptError)) {
+	if err == nil || !isDamage(err) && !errors.As(err, new(*store.CorruptError)) {
 		return loc, false
 	}
 	locs, found, err := s.lookupNow(ctx, []chunk.Digest{d})
@@ -305,9 +305,15 @@ func (s *Store) locateAll(ctx context.Context, ds []chunk.Digest) (found []wante
 
 // merged groups chunks into reads, in the order of pack and offset, each chunk once.
 func merged(ws []wanted) [][]wanted {
-	slices.SortFunc(ws, func(a, b wanted) int {
-		return cmp.Or(compareDigests(a.loc.Pack, b.loc.Pack), cmp.Compare(a.loc.Off, b.loc.Off))
-	})
+	byPlace := func(a, b wanted) int {
+		if a.loc.Pack == b.loc.Pack {
+			return cmp.Compare(a.loc.Off, b.loc.Off)
+		}
+		return compareDigests(a.loc.Pack, b.loc.Pack)
+	}
+	if !slices.IsSortedFunc(ws, byPlace) { // who asks for neighbours has them in this order
+		slices.SortFunc(ws, byPlace)
+	}
 	ws = slices.Compact(ws)
 	var out [][]wanted
 	start := 0
