@@ -62,7 +62,7 @@ func runReader(ctx context.Context, dir string, f readerFlags, stderr io.Writer)
 		return err
 	}
 	return reader.Run(ctx, reader.Config{
-		Dir: d, Open: openChunks, DiskBytes: limit, ReadTimeout: timeout, Log: slog.New(slog.NewJSONHandler(stderr, nil)),
+		Dir: d, Open: openChunks, DiskBytes: limit, ReadTimeout: timeout, Sleep: f.sleep, Log: slog.New(slog.NewJSONHandler(stderr, nil)),
 	})
 }
 

@@ -15,11 +15,14 @@ import (
 type readerFlags struct {
 	cacheSize   cacheSize
 	readTimeout readTimeout
+	sleep       bool
 }
 
 func (f *readerFlags) flags(c *cobra.Command) {
 	f.cacheSize.flag(c)
 	f.readTimeout.flag(c)
+	c.Flags().BoolVar(&f.sleep, "deep-sleep", os.Getenv("QUARRY_DEEP_SLEEP") != "",
+		"let idle processors sleep as deep as the kernel likes while reads follow one another: saves power, makes reads slower (env QUARRY_DEEP_SLEEP)")
 }
 
 // check finds mistakes before anything is started.
@@ -38,6 +41,9 @@ func (f readerFlags) args() (args []string) {
 	}
 	if f.readTimeout.text != "" {
 		args = append(args, "--read-timeout", f.readTimeout.text)
+	}
+	if f.sleep {
+		args = append(args, "--deep-sleep")
 	}
 	return args
 }

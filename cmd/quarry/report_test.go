@@ -170,7 +170,7 @@ func TestReadAheadHasARange(t *testing.T) {
 }
 
 func TestFlagsOfAReaderArePassedOn(t *testing.T) {
-	for _, f := range []readerFlags{{}, {cacheSize: cacheSize{"none"}}, {readTimeout: readTimeout{"7s"}}, {cacheSize{"1G"}, readTimeout{"7s"}}} {
+	for _, f := range []readerFlags{{}, {cacheSize: cacheSize{"none"}}, {readTimeout: readTimeout{"7s"}}, {sleep: true}, {cacheSize{"1G"}, readTimeout{"7s"}, true}} {
 		var got readerFlags
 		c := &cobra.Command{}
 		got.flags(c)

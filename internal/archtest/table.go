@@ -23,6 +23,7 @@ var arrows = map[string][]string{
 	"internal/strictjson": {},
 	"internal/proc":       {},
 	"internal/rescue":     {},
+	"internal/wakeup":     {},
 	"internal/inflate":    {},
 	"nbd":                 {}, // so that any NBD program can stand on either side of it
 	"store/bucket":        {},
@@ -71,7 +72,7 @@ var arrows = map[string][]string{
 	"worker":          {"nbd/attach", "rafs", "store/chunk", "store/image", "internal/proc", "worker/folder", "worker/reader", "worker/timeline"},
 	"worker/timeline": {},
 	"worker/folder":   {"worker/timeline", "rafs", "signer", "store/chunk", "store/image", "internal/durable", "internal/proc"},
-	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "worker/folder", "worker/timeline"},
+	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "internal/wakeup", "worker/folder", "worker/timeline"},
 
 	// Programs.
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/ranges", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",

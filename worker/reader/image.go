@@ -187,6 +187,21 @@ type usedImage struct {
 	id chunk.Digest
 }
 
+// ReadAt implements nbd.Device.
+func (u *usedImage) ReadAt(ctx context.Context, p []byte, off int64) error {
+	u.r.wakeups.Note()
+	return u.openImage.ReadAt(ctx, p, off)
+}
+
+// TryReadAt implements nbd.ReadyDevice.
+func (u *usedImage) TryReadAt(p []byte, off int64) bool {
+	ok := u.openImage.TryReadAt(p, off)
+	if ok {
+		u.r.wakeups.Note()
+	}
+	return ok
+}
+
 // Close implements io.Closer.
 func (u *usedImage) Close() error {
 	u.r.leave(u.id, u.openImage)

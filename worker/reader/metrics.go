@@ -30,6 +30,7 @@ type metrics struct {
 	askedAgain                     *prometheus.Desc // by image
 
 	images, connections, memoryBytes    *prometheus.Desc
+	wakeups                             *prometheus.Desc
 	diskOpen, diskBytes, diskLimit      *prometheus.Desc
 	diskPinned, diskPaused              *prometheus.Desc
 	diskRefused, diskEvicted, diskWrote *prometheus.Desc
@@ -71,6 +72,7 @@ func newMetrics(r *reader) *metrics {
 		images:           desc("open_images", "Images that are open."),
 		connections:      desc("connections", "NBD connections, and pulls under way."),
 		memoryBytes:      desc("memory_bytes", "Plain bytes of chunks in memory."),
+		wakeups:          desc("short_wakeups_seconds_total", "Time for which the kernel was asked to have idle processors ready at once."),
 		diskOpen:         desc("disk_open", "1 when there is a disk cache."),
 		diskBytes:        desc("disk_bytes", "Bytes that the files of the disk cache take."),
 		diskLimit:        desc("disk_limit_bytes", "Bytes that the disk cache may take."),
@@ -116,6 +118,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.images, int64(len(open)))
 	gauge(m.connections, int64(conns))
 	gauge(m.memoryBytes, m.r.memory.Bytes())
+	ch <- prometheus.MustNewConstMetric(m.wakeups, prometheus.CounterValue, m.r.wakeups.Held().Seconds())
 	if m.r.disk.Cache == nil {
 		gauge(m.diskOpen, 0)
 		return

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"quarry/internal/proc"
+	"quarry/internal/wakeup"
 	"quarry/nbd"
 	"quarry/nbd/blockdev"
 	"quarry/store"
@@ -65,7 +66,10 @@ type Config struct {
 	// ReadTimeout is how long a read waits for a good copy of a chunk; zero is
 	// blockdev.DefaultTimeout.
 	ReadTimeout time.Duration
-	Log         *slog.Logger
+	// Sleep leaves it to the kernel how deep idle processors sleep while reads follow
+	// one another.
+	Sleep bool
+	Log   *slog.Logger
 }
 
 const (
@@ -86,7 +90,8 @@ type reader struct {
 	memory  *blockdev.Memory // of all images
 	disk    disk             // of all images
 	metrics *metrics
-	pulls   chan struct{} // those under way
+	wakeups *wakeup.Latency // nil where the kernel is not asked
+	pulls   chan struct{}   // those under way
 
 	starts chan struct{} // streams being taken
 	unsent sync.Once     // for the log line of a record that was not sent
@@ -139,6 +144,12 @@ func Run(ctx context.Context, cfg Config) error {
 		starts: make(chan struct{}, maxStarts), ending: make(chan struct{}), ended: make(chan struct{}),
 		open: map[chunk.Digest]*openImage{}, unrepaired: map[chunk.Digest]unrepaired{}, active: time.Now(),
 	}
+	if !cfg.Sleep {
+		if r.wakeups, err = wakeup.Open(); err != nil {
+			cfg.Log.InfoContext(ctx, "the kernel is not asked for short wake-ups, which make reads faster on an idle machine", "error", err)
+		}
+		defer r.wakeups.Close()
+	}
 	r.metrics = newMetrics(r)
 	return errors.Join(r.serve(ctx, blocks, control), r.disk.close())
 }
@@ -154,6 +165,10 @@ func (r *reader) serve(ctx context.Context, blocks, control net.Listener) error 
 	}
 	server := &nbd.Server{Exports: r.export, Connected: r.connState, Log: r.cfg.Log}
 	g.Go(func() error { return server.Serve(ctx, blocks) })
+	g.Go(func() error {
+		r.wakeups.Run(ctx)
+		return nil
+	})
 	g.Go(func() error {
 		if err := web.Serve(control); !errors.Is(err, http.ErrServerClosed) {
 			return err
