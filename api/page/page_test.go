@@ -185,11 +185,11 @@ func TestStatesAreShown(t *testing.T) {
 	setName(t, w, "a/gone", "1", chunk.Sum([]byte("gone")))
 	putFailure(t, w, image.Failure{Repo: "a/ready", Tag: "1", Source: "registry://x", Reason: "layer 2 is no archive", Blame: image.BlameInput})
 	q := aQueue(t, w, jobs.Name{Repo: "a/runs", Tag: "1"}, jobs.Name{Repo: "a/waits", Tag: "1"}, jobs.Name{Repo: "a/fails", Tag: "1"},
-		jobs.Reason{Layer: "sha256:abc", Entry: "etc/passwd", Message: "entry is odd", Blame: jobs.BlameInput})
+		jobs.Reason{Layer: "sha256:" + strings.Repeat("ab", 32), Entry: "etc/passwd", Message: "entry is odd", Blame: jobs.BlameInput})
 	p := newPage(t, w, func(c *page.Config) { c.Jobs = q })
 	body := await(t, p, everything, "/",
 		`>a/ready<wbr>:1`, `"state ready"`, `"state unsigned"`, `"state missing"`, `"state converting"`, `"state pending"`, `"state failed"`,
-		"newest conversion failed", "layer 2 is no archive", "<dd>etc/passwd</dd>", "<dd>sha256:abc</dd>", "entry is odd", `value="75"`, "1 of &lt;2&gt;")
+		"newest conversion failed", "layer 2 is no archive", "<dd>etc/passwd</dd>", "<dd>sha256:" + strings.Repeat("ab", 32) + "</dd>", "entry is odd", `value="75"`, "1 of &lt;2&gt;")
 	if strings.Count(body, `"state ready"`) != 1 {
 		t.Error("more than one image is ready")
 	}
