@@ -54,7 +54,7 @@ func (h *Handler) serveBlob(ctx context.Context, w *response, r *http.Request, v
 		w.WriteHeader(status)
 		return nil
 	}
-	leave, err := h.reads.enter(ctx, bulkReads)
+	leave, err := h.reads.Enter(ctx, bulkReads)
 	if err != nil {
 		return err
 	}

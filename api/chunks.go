@@ -20,7 +20,7 @@ import (
 const maxBatchBody = MaxBatch*96 + 1024
 
 func (h *Handler) serveChunk(ctx context.Context, w *response, r *http.Request, d chunk.Digest) error {
-	leave, err := h.reads.enter(ctx, 1)
+	leave, err := h.reads.Enter(ctx, 1)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (h *Handler) serveBatch(ctx context.Context, w *response, r *http.Request) 
 	if err != nil {
 		return err
 	}
-	leave, err := h.reads.enter(ctx, 1)
+	leave, err := h.reads.Enter(ctx, 1)
 	if err != nil {
 		return err
 	}

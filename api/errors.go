@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"quarry/api/access"
+	"quarry/api/gate"
 	"quarry/store"
 	"quarry/store/bucket"
 	"quarry/store/catalog"
@@ -67,7 +68,7 @@ var (
 	ErrTooLarge        = errors.New("request body is too large")
 	ErrTooManyDigests  = errors.New("too many digests")
 	ErrRange           = errors.New("range not satisfiable")
-	ErrBusy            = errors.New("server is busy")
+	ErrBusy            = gate.ErrFull
 	ErrRepoUnknown     = errors.New("repository not found")
 	ErrTagUnknown      = errors.New("tag not found")
 	ErrImageUnknown    = errors.New("image not found")
@@ -170,7 +171,7 @@ func toError(err error) *Error {
 		return &e
 	}
 	e := &Error{
-		Status: http.StatusInternalServerError, Code: "internal",
+		Status: http.StatusInternalServerError, Code: codeInternal,
 		Message: err.Error(), Retryable: true, Blame: BlameInfra,
 	}
 	var d *detailedError
@@ -191,6 +192,20 @@ func toError(err error) *Error {
 		}
 	}
 	return e
+}
+
+// codeInternal is the code of what the table does not know.
+const codeInternal = "internal"
+
+// withoutPaths takes from an answer what may have paths of this machine, which are for
+// its log and for who is on it.
+func (e *Error) withoutPaths() {
+	switch e.Code {
+	case "disk_full":
+		e.Message = "the disk of the store is full"
+	case codeInternal:
+		e.Message = "the store failed: its log says why, with request id " + e.RequestID
+	}
 }
 
 func asCorrupt(err error) bool {

@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"quarry/api/access"
+	"quarry/api/gate"
 	"quarry/store"
 	"quarry/store/bucket"
 	"quarry/store/catalog"
@@ -132,8 +133,8 @@ type shared struct {
 	blobs   *blobCache
 	boots   *bootCache
 	traces  *traces
-	reads   gate
-	jobs    gate
+	reads   gate.Gate
+	jobs    gate.Gate
 	started time.Time
 
 	siblings *siblings
@@ -175,8 +176,8 @@ func NewHandler(cfg Config) *Handler {
 		blobs:   newBlobCache(),
 		boots:   newBootCache(),
 		traces:  newTraces(cfg.Bucket, cfg.Log, cfg.Now),
-		reads:   newGate(cfg.MaxReads, cfg.QueueTimeout),
-		jobs:    newGate(cfg.MaxJobs, 0),
+		reads:   gate.New(int64(cfg.MaxReads), "reads", cfg.QueueTimeout),
+		jobs:    gate.New(int64(cfg.MaxJobs), "jobs", 0),
 		started: cfg.Now(),
 		lastEnd: cfg.Now(),
 	}
@@ -366,6 +367,9 @@ var keptHeaders = []string{HeaderRequestID, "X-Content-Type-Options", "Content-R
 func (h *Handler) writeError(w *response, err error, id string) {
 	e := toError(err)
 	e.RequestID = id
+	if !h.local {
+		e.withoutPaths()
+	}
 	for name := range w.Header() {
 		if !slices.Contains(keptHeaders, name) {
 			w.Header().Del(name)

@@ -3,13 +3,16 @@ package api_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -205,5 +208,26 @@ func TestRefusalsAreCountedByReason(t *testing.T) {
 	conn := open(t, srv, "")
 	for line, n := range map[string]int{"too_many_digests": 1, "too_large": 1, "bad_request": 4, "no_route": 1} {
 		waitMetric(t, conn, fmt.Sprintf("quarry_api_refusals_total{reason=%q} %d", line, n))
+	}
+}
+
+// Where the store keeps its files is the business of its machine alone.
+func TestErrorsHaveNoPathsOfTheServer(t *testing.T) {
+	for _, test := range []struct {
+		err    syscall.Errno
+		status int
+		code   string
+	}{{syscall.ENOSPC, 507, "disk_full"}, {syscall.EIO, 500, "internal"}} {
+		h := api.NewHandler(api.Config{Local: true, Stats: func(context.Context) (api.StoreStats, error) {
+			return api.StoreStats{}, &fs.PathError{Op: "write", Path: "/srv/quarry/index", Err: test.err}
+		}})
+		for local, want := range map[bool]bool{true: true, false: false} {
+			w := httptest.NewRecorder()
+			h.WithLocal(local).ServeHTTP(w, httptest.NewRequest("GET", "/v1/stats", nil))
+			body := w.Body.String()
+			if w.Code != test.status || !strings.Contains(body, test.code) || strings.Contains(body, "/srv/") != want {
+				t.Errorf("%v, local %t: got %d %s", test.err, local, w.Code, body)
+			}
+		}
 	}
 }

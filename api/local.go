@@ -114,11 +114,11 @@ func (h *Handler) stream(ctx context.Context, w *response, job func(*eventStream
 	w.WriteHeader(http.StatusOK)
 	s := &eventStream{w: w}
 	result, err := s.run(func(s *eventStream) (any, error) {
-		leave, ok := h.jobs.try()
+		leave, ok := h.jobs.Try(1)
 		if !ok {
 			s.send(Event{Type: EventProgress, Progress: &Progress{Step: stepWait}})
 			var err error
-			if leave, err = h.jobs.enter(ctx, 1); err != nil {
+			if leave, err = h.jobs.Enter(ctx, 1); err != nil {
 				return nil, err
 			}
 		}

@@ -99,7 +99,7 @@ func (h *Handler) serveBootstrap(ctx context.Context, w *response, r *http.Reque
 	if immutable(w, r, tag) {
 		return nil
 	}
-	leave, err := h.reads.enter(ctx, bulkReads)
+	leave, err := h.reads.Enter(ctx, bulkReads)
 	if err != nil {
 		return err
 	}

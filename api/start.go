@@ -55,7 +55,7 @@ func (h *Handler) serveStart(ctx context.Context, w *response, r *http.Request, 
 		}
 		return h.writeHints(ctx, w, sw, q)
 	}
-	leave, err := h.reads.enter(ctx, bulkReads)
+	leave, err := h.reads.Enter(ctx, bulkReads)
 	if err != nil {
 		return err
 	}

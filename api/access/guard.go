@@ -136,6 +136,15 @@ func (g *Guard) Admin(r *http.Request) bool {
 	return err == nil && id.may(Admin, "")
 }
 
+// Holder returns the id of the token that a request shows, "" when none is valid.
+func (g *Guard) Holder(r *http.Request) string {
+	id, err := g.identify(r, Any, "")
+	if err != nil {
+		return ""
+	}
+	return id.token.ID
+}
+
 func inRepo(repo string) string {
 	if repo == "" {
 		return ""

@@ -26,6 +26,13 @@ func (h *Handler) getBlob(w http.ResponseWriter, r *http.Request, req request) e
 		w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", c.Size))
 		return err
 	}
+	if !req.head {
+		leave, err := h.blobs.Enter(r.Context(), min(size, registry.Step))
+		if err != nil {
+			return err
+		}
+		defer leave()
+	}
 	setContent(w, c.Digest, size, "application/octet-stream")
 	w.Header().Set("Accept-Ranges", "bytes")
 	if part && !req.head {
@@ -80,7 +87,7 @@ func (h *Handler) startUpload(w http.ResponseWriter, r *http.Request, req reques
 			return err
 		}
 	}
-	id, err := h.store.StartUpload(req.repo)
+	id, err := h.store.StartUpload(req.repo, h.holder(r))
 	if err != nil {
 		return err
 	}

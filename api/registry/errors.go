@@ -8,7 +8,10 @@ import (
 	"strconv"
 	"syscall"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"quarry/api/access"
+	"quarry/api/gate"
 	"quarry/store"
 	"quarry/store/bucket"
 	"quarry/store/catalog"
@@ -55,6 +58,9 @@ var table = []row{
 	{registry.ErrUploadBusy, http.StatusConflict, "BLOB_UPLOAD_INVALID", true},
 	{registry.ErrUploadRange, http.StatusRequestedRangeNotSatisfiable, "BLOB_UPLOAD_INVALID", false},
 	{registry.ErrUploads, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
+	{registry.ErrHolderUploads, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
+	{registry.ErrHolderSpace, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
+	{gate.ErrFull, http.StatusServiceUnavailable, "UNAVAILABLE", true},
 	{jobs.ErrFull, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
 	{registry.ErrUploadSpace, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
 	{registry.ErrTooLarge, http.StatusRequestEntityTooLarge, "SIZE_INVALID", false},
@@ -72,12 +78,35 @@ var table = []row{
 	{context.Canceled, statusClientGone, "CANCELED", true},
 }
 
+// counted are the errors of what is beyond a bound, and their name in the metric.
+var counted = map[error]string{
+	registry.ErrUploads:       "uploads",
+	registry.ErrUploadSpace:   "upload_space",
+	registry.ErrHolderUploads: "token_uploads",
+	registry.ErrHolderSpace:   "token_upload_space",
+	registry.ErrTooLarge:      "too_large",
+	gate.ErrFull:              "memory",
+	jobs.ErrFull:              "queue",
+	syscall.ENOSPC:            "disk",
+	syscall.EDQUOT:            "disk",
+}
+
+// NewRefusals returns the metric of Config.Refusals, for its owner to register.
+func NewRefusals() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "quarry_registry_refusals_total", Help: "Requests to /v2/ that were beyond a bound, by which.",
+	}, []string{"bound"})
+}
+
 // statusClientGone is nginx's code for a client that went away; it only shows up in
 // logs, nobody is left to read it.
 const statusClientGone = 499
 
 // retryAfter is what a client that may try again is asked to wait, in seconds.
 const retryAfter = 5
+
+// codeUnknown is the code of what the table does not know.
+const codeUnknown = "UNKNOWN"
 
 // lookup finds the row of an error; what the table does not know is internal.
 func lookup(err error) row {
@@ -86,7 +115,7 @@ func lookup(err error) row {
 			return r
 		}
 	}
-	return row{err, http.StatusInternalServerError, "UNKNOWN", true}
+	return row{err, http.StatusInternalServerError, codeUnknown, true}
 }
 
 // errorBody is the document that the specification wants.
@@ -99,11 +128,25 @@ type errorEntry struct {
 	Message string `json:"message"`
 }
 
+// message is what a client is told. The text of an error of the disk, or of one that
+// nobody foresaw, may have paths of this machine, which are for its log.
+func message(r row, err error) string {
+	switch r.status {
+	case http.StatusInsufficientStorage:
+		return "the disk of the store is full: what is stored stays, and the push goes on when there is room"
+	case http.StatusInternalServerError:
+		if r.code == codeUnknown {
+			return "the store failed: its log says why, under the X-Request-Id of this answer"
+		}
+	}
+	return err.Error()
+}
+
 // writeError answers with an error. Headers that a handler set for it, where an
 // upload goes on, stay.
 func writeError(w http.ResponseWriter, err error) {
 	r := lookup(err)
-	b, jsonErr := json.Marshal(errorBody{[]errorEntry{{r.code, err.Error()}}})
+	b, jsonErr := json.Marshal(errorBody{[]errorEntry{{r.code, message(r, err)}}})
 	if jsonErr != nil {
 		panic(jsonErr) // two strings
 	}

@@ -14,12 +14,15 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"quarry/api/access"
+	"quarry/api/gate"
 	"quarry/store/registry"
 )
 
@@ -32,17 +35,45 @@ type Config struct {
 	Authorize func(r *http.Request, need access.Scope, repo string) error
 	// Covered says which repositories a request may see in lists. Nil: all.
 	Covered func(r *http.Request, need access.Scope) (func(repo string) bool, error)
+	// Holder says whose request it is, so that no one takes all the room for uploads;
+	// nil: nobody's.
+	Holder func(r *http.Request) string
+	// Refusals counts requests beyond a bound, by which; nil: nobody counts.
+	Refusals *prometheus.CounterVec
+	// Memory bounds what requests hold of manifests and lists together, and as much of
+	// blobs that are pulled; 0 = 256 MiB.
+	Memory int64
 	// ReadOnly makes the registry of a node that only reads its store: it returns what
 	// requests that push are answered, which wraps store.ErrReadOnly. Nil: the writer.
 	ReadOnly func(context.Context) error
 	Log      *slog.Logger // nil = discard
 }
 
+const (
+	// defaultMemory is what 16 manifests take that are as large as they may be, and
+	// 256 blobs that are pulled. What arrives of blobs has its own bound: 256 KiB for
+	// each upload under way.
+	defaultMemory = 256 << 20
+	// fullWait is how long a request waits for others to end.
+	fullWait = 2 * time.Second
+	// What a request is taken to hold. A manifest that is pushed is there as bytes and
+	// as values, and its descriptors once more as what is looked up; a list of referrers
+	// as values and as bytes; one of tags is held against the repository's manifests,
+	// some 150 bytes each, of which 100 000 are rare.
+	pushedManifest = 4 // times its length
+	listMemory     = 2 * registry.MaxManifest
+	tagsMemory     = 16 << 20
+)
+
 // Handler serves the registry. Safe for concurrent use.
 type Handler struct {
 	store     *registry.Store
 	authorize func(r *http.Request, need access.Scope, repo string) error
 	covered   func(r *http.Request, need access.Scope) (func(repo string) bool, error)
+	holder    func(r *http.Request) string
+	refusals  *prometheus.CounterVec
+	documents gate.Gate // what manifests and lists take
+	blobs     gate.Gate // what pulls of blobs take
 	readOnly  func(context.Context) error
 	log       *slog.Logger
 }
@@ -51,12 +82,21 @@ var _ http.Handler = (*Handler)(nil)
 
 // New returns a handler of cfg.
 func New(cfg Config) *Handler {
-	h := &Handler{store: cfg.Store, authorize: cfg.Authorize, covered: cfg.Covered, readOnly: cfg.ReadOnly, log: cfg.Log}
+	if cfg.Memory == 0 {
+		cfg.Memory = defaultMemory
+	}
+	h := &Handler{
+		store: cfg.Store, authorize: cfg.Authorize, covered: cfg.Covered, holder: cfg.Holder, refusals: cfg.Refusals, readOnly: cfg.ReadOnly, log: cfg.Log,
+		documents: gate.New(cfg.Memory, "bytes for manifests and lists", fullWait), blobs: gate.New(cfg.Memory, "bytes for blobs", fullWait),
+	}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
 	if h.authorize == nil {
 		h.authorize = func(*http.Request, access.Scope, string) error { return nil }
+	}
+	if h.holder == nil {
+		h.holder = func(*http.Request) string { return "" }
 	}
 	if h.covered == nil {
 		h.covered = func(*http.Request, access.Scope) (func(string) bool, error) {
@@ -88,6 +128,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	h.logError(w, r, err)
+	if bound := counted[lookup(err).target]; bound != "" && h.refusals != nil {
+		h.refusals.WithLabelValues(bound).Inc()
+	}
 	if errors.As(err, new(begunError)) {
 		panic(http.ErrAbortHandler) // what cannot be finished must not look complete
 	}
@@ -162,15 +205,20 @@ func (h *Handler) getManifest(w http.ResponseWriter, r *http.Request, req reques
 			return err
 		}
 	}
-	var m registry.Manifest
-	var body []byte
-	if req.head {
-		m, err = h.store.StatManifest(r.Context(), req.repo, d)
-	} else {
-		m, body, err = h.store.Manifest(r.Context(), req.repo, d)
-	}
+	m, err := h.store.StatManifest(r.Context(), req.repo, d)
 	if err != nil {
 		return err
+	}
+	var body []byte
+	if !req.head {
+		leave, err := h.documents.Enter(r.Context(), m.Size)
+		if err != nil {
+			return err
+		}
+		defer leave()
+		if body, err = h.store.ReadManifest(r.Context(), m); err != nil {
+			return err
+		}
 	}
 	setContent(w, d, m.Size, m.MediaType)
 	return send(w, body)
@@ -192,6 +240,15 @@ func send(w http.ResponseWriter, body []byte) error {
 }
 
 func (h *Handler) putManifest(w http.ResponseWriter, r *http.Request, req request) error {
+	size := r.ContentLength
+	if size < 0 || size > registry.MaxManifest {
+		size = registry.MaxManifest
+	}
+	leave, err := h.documents.Enter(r.Context(), pushedManifest*size)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	body, err := readManifest(w, r)
 	if err != nil {
 		return err
@@ -224,16 +281,24 @@ func readManifest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if r.ContentLength > registry.MaxManifest {
 		return nil, fmt.Errorf("%w: manifest of %d bytes, at most %d are allowed", registry.ErrTooLarge, r.ContentLength, registry.MaxManifest)
 	}
-	body := watch(w, r.Body)
-	defer body.done()
-	b, err := io.ReadAll(io.LimitReader(body, registry.MaxManifest+1))
+	// All of it must come in the time in which a blob's next bytes must: it is small,
+	// and holds memory until it is there.
+	ctl := http.NewResponseController(w)
+	_ = ctl.SetReadDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection
+	b, err := io.ReadAll(io.LimitReader(r.Body, registry.MaxManifest+1))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", registry.ErrBody, err)
 	}
-	return b, nil // PutManifest refuses one byte too much
+	_ = ctl.SetReadDeadline(time.Time{}) // only now: of a body that is refused the server reads on
+	return b, nil                        // PutManifest refuses one byte too much
 }
 
 func (h *Handler) listTags(w http.ResponseWriter, r *http.Request, req request) error {
+	leave, err := h.documents.Enter(r.Context(), tagsMemory)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	tags, more, err := h.store.Tags(r.Context(), req.repo, req.last, req.n)
 	if err != nil {
 		return err
@@ -266,6 +331,11 @@ func (h *Handler) listRepos(w http.ResponseWriter, r *http.Request, req request)
 }
 
 func (h *Handler) listReferrers(w http.ResponseWriter, r *http.Request, req request) error {
+	leave, err := h.documents.Enter(r.Context(), listMemory)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	list, next, err := h.store.Referrers(r.Context(), req.repo, req.digest, req.artifactType, digest.Digest(req.last))
 	if err != nil {
 		return err

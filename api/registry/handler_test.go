@@ -81,7 +81,7 @@ func (s *site) want(status int, code, method, path, body string, headers ...stri
 	s.t.Helper()
 	resp, got := s.do(method, path, body, headers...)
 	if resp.StatusCode != status {
-		s.t.Errorf("%s %s: got %s %s, want %d", method, path, resp.Status, got, status)
+		s.t.Errorf("%s %s: got %s %.300s, want %d", method, path, resp.Status, got, status)
 	}
 	if code == "" {
 		return resp
@@ -90,7 +90,7 @@ func (s *site) want(status int, code, method, path, body string, headers ...stri
 		Errors []struct{ Code, Message string }
 	}
 	if err := json.Unmarshal([]byte(got), &doc); err != nil || len(doc.Errors) != 1 || doc.Errors[0].Code != code || doc.Errors[0].Message == "" {
-		s.t.Errorf("%s %s: got %s, want code %s", method, path, got, code)
+		s.t.Errorf("%s %s: got %.300s, want code %s", method, path, got, code)
 	}
 	return resp
 }

@@ -41,12 +41,13 @@ func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logge
 		Job: o.job, Jobs: o.jobs,
 		Registry: reg, Log: log, MetricsOpen: metricsOpen,
 	}
-	v2 := front.Config{Store: o.registry, Log: log}
+	v2 := front.Config{Store: o.registry, Log: log, Refusals: front.NewRefusals()}
+	reg.MustRegister(v2.Refusals)
 	o.nodes(&cfg, &v2)
 	cfg.V2Local = front.New(v2)
 	cfg.V2 = cfg.V2Local
 	if guard != nil {
-		v2.Authorize, v2.Covered = guard.Authorize, guard.Covered
+		v2.Authorize, v2.Covered, v2.Holder = guard.Authorize, guard.Covered, guard.Holder
 		cfg.V2 = front.New(v2)
 		reg.MustRegister(guard.Collectors()...)
 		cfg.Authorize, cfg.Covered, cfg.Admin, cfg.Token = guard.Authorize, guard.Covered, guard.Admin, guard.ServeToken

@@ -105,7 +105,7 @@ func TestManyPushOneBlobAtOnce(t *testing.T) {
 	var g errgroup.Group
 	for i := range 20 {
 		repo := fmt.Sprintf("r%d", i%2)
-		id, err := l.StartUpload(repo)
+		id, err := l.StartUpload(repo, "")
 		must(t, err)
 		g.Go(func() error {
 			<-ready

@@ -29,8 +29,8 @@ type blobRecord struct {
 // maxBlobRecord bounds a blobRecord: two numbers and their names.
 const maxBlobRecord = 128
 
-// step is how much of a content is read from the bucket at once.
-const step = 1 << 20
+// Step is how much of a content is read from the bucket at once, and held by who reads.
+const Step = 1 << 20
 
 // Content is the stored content of a digest.
 type Content struct {
@@ -68,7 +68,7 @@ func FindContent(ctx context.Context, b bucket.Bucket, d digest.Digest) (*Conten
 // who got all bytes got the right ones. Its error is ErrDamaged then. It reads as
 // long as ctx lives, and needs no closing.
 func (c *Content) Reader(ctx context.Context, off, size int64) io.Reader {
-	r := &reader{ctx: ctx, content: c, off: off, end: off + size, buf: make([]byte, min(size, step))}
+	r := &reader{ctx: ctx, content: c, off: off, end: off + size, buf: make([]byte, min(size, Step))}
 	if off == 0 && size == c.Size {
 		r.sum = c.Digest.Algorithm().Digester()
 	}

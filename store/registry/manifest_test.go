@@ -27,7 +27,7 @@ const (
 
 func (l *lab) wantManifest(t *testing.T, repo string, d digest.Digest, want []byte) {
 	t.Helper()
-	m, got, err := l.Manifest(t.Context(), repo, d)
+	m, got, err := l.manifest(t, repo, d)
 	if err != nil || !bytes.Equal(got, want) || m.Size != int64(len(want)) || m.Digest != d {
 		t.Errorf("manifest %s: got %+v and %d bytes, %v", d, m, len(got), err)
 	}
@@ -51,7 +51,7 @@ func TestAMovedTagOrphansNothing(t *testing.T) {
 	}
 	l.wantManifest(t, "r", da, a)
 	l.wantManifest(t, "r", db, b)
-	_, _, err := l.Manifest(t.Context(), "other", da)
+	_, _, err := l.manifest(t, "other", da)
 	wantErr(t, "in another repository", err, registry.ErrManifestUnknown)
 	var got []string
 	for _, p := range pushed {

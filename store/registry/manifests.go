@@ -250,21 +250,17 @@ func (s *Store) StatManifest(ctx context.Context, repo string, d digest.Digest) 
 	return Manifest{Digest: d, MediaType: rec.MediaType, Size: rec.Size, Subject: rec.Subject}, nil
 }
 
-// Manifest reads a manifest of a repository, verified. Errors: ErrManifestUnknown,
-// ErrDamaged.
-func (s *Store) Manifest(ctx context.Context, repo string, d digest.Digest) (Manifest, []byte, error) {
-	m, err := s.StatManifest(ctx, repo, d)
+// ReadManifest reads the bytes of a manifest that StatManifest has found, verified.
+// Errors: ErrDamaged.
+func (s *Store) ReadManifest(ctx context.Context, m Manifest) ([]byte, error) {
+	body, err := bucket.ReadObject(ctx, s.bucket, ContentKey(m.Digest), MaxManifest)
 	if err != nil {
-		return m, nil, err
+		return nil, err
 	}
-	body, err := bucket.ReadObject(ctx, s.bucket, ContentKey(d), MaxManifest)
-	if err != nil {
-		return m, nil, err
+	if got := digestOf(m.Digest, body); got != m.Digest {
+		return nil, fmt.Errorf("%w: %s: content has %s (push it again)", ErrDamaged, m.Digest, got)
 	}
-	if got := digestOf(d, body); got != d {
-		return m, nil, fmt.Errorf("%w: %s: content has %s (push it again)", ErrDamaged, d, got)
-	}
-	return m, body, nil
+	return body, nil
 }
 
 // Resolve returns the digest that a tag stands for: the one its manifest was pushed

@@ -31,6 +31,8 @@ var (
 	ErrUploadRange         = errors.New("upload does not continue at this offset")
 	ErrUploads             = errors.New("too many uploads at once")
 	ErrUploadSpace         = errors.New("no room for more uploads")
+	ErrHolderUploads       = errors.New("too many uploads of one token at once")
+	ErrHolderSpace         = errors.New("no room for more uploads of one token")
 	ErrBody                = errors.New("request body")
 	ErrDigestInvalid       = errors.New("digest is invalid")
 	ErrSizeInvalid         = errors.New("size is invalid")
@@ -70,6 +72,10 @@ type Config struct {
 	MaxUploads  int           // uploads under way; 0 = 1024
 	MaxBlob     int64         // bytes of one blob; 0 = 64 GiB
 	UploadIdle  time.Duration // an upload that nothing was written to for so long is removed; 0 = 24 h
+	EmptyIdle   time.Duration // and one that has no byte yet; 0 = 10 min
+	// HolderUploads bounds the uploads under way of one holder, 0 = a quarter of
+	// MaxUploads. Its bytes are bounded by three quarters of UploadSpace.
+	HolderUploads int
 
 	Log *slog.Logger // nil = discard
 	Now func() time.Time
@@ -113,6 +119,8 @@ func Open(cfg Config) (*Store, error) {
 	setDefault(&cfg.MaxUploads, 1024)
 	setDefault(&cfg.MaxBlob, 64<<30)
 	setDefault(&cfg.UploadIdle, 24*time.Hour)
+	setDefault(&cfg.EmptyIdle, min(10*time.Minute, cfg.UploadIdle))
+	setDefault(&cfg.HolderUploads, max(1, cfg.MaxUploads/4))
 	up, err := openUploads(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open uploads in %s: %w", cfg.Dir, err)

@@ -74,7 +74,7 @@ func (l *lab) push(t *testing.T, repo string, content []byte) digest.Digest {
 
 func (l *lab) pushAs(t *testing.T, repo string, content []byte, d digest.Digest) error {
 	t.Helper()
-	id, err := l.StartUpload(repo)
+	id, err := l.StartUpload(repo, "")
 	must(t, err)
 	return l.FinishUpload(t.Context(), repo, id, part(content), d)
 }
@@ -115,6 +115,14 @@ func (l *lab) put(t *testing.T, repo string, body []byte, tags ...string) digest
 	m, err := l.PutManifest(t.Context(), registry.PutRequest{Repo: repo, Body: body, Tags: tags})
 	must(t, err)
 	return m.Digest
+}
+
+func (l *lab) manifest(t *testing.T, repo string, d digest.Digest) (m registry.Manifest, body []byte, err error) {
+	t.Helper()
+	if m, err = l.StatManifest(t.Context(), repo, d); err == nil {
+		body, err = l.ReadManifest(t.Context(), m)
+	}
+	return m, body, err
 }
 
 // objects counts the objects below a prefix.

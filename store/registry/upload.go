@@ -30,9 +30,11 @@ type Part struct {
 	At, Size int64
 }
 
-// StartUpload begins an upload to a repository. Errors: ErrUploads.
-func (s *Store) StartUpload(repo string) (id string, err error) {
-	u, err := s.uploads.start(repo)
+// StartUpload begins an upload to a repository. holder is whose it is, so that one
+// cannot take all there is room for; "" is nobody, who has no bound of his own. A
+// restart forgets holders. Errors: ErrUploads, ErrHolderUploads.
+func (s *Store) StartUpload(repo, holder string) (id string, err error) {
+	u, err := s.uploads.start(repo, holder)
 	if err != nil {
 		return "", err
 	}
@@ -55,7 +57,7 @@ func (s *Store) CancelUpload(repo, id string) error {
 // AppendUpload stores a part at the end of an upload, durably on nil, and returns
 // how many bytes are stored then, also with an error: what came of a body that broke
 // off stays. Errors: ErrUploadUnknown, ErrUploadBusy, ErrUploadRange,
-// ErrSizeInvalid, ErrTooLarge, ErrUploadSpace, ErrBody.
+// ErrSizeInvalid, ErrTooLarge, ErrUploadSpace, ErrHolderSpace, ErrBody.
 func (s *Store) AppendUpload(repo, id string, p Part) (int64, error) {
 	u, err := s.uploads.acquire(repo, id)
 	if err != nil {
@@ -107,7 +109,7 @@ func (s *Store) FinishUpload(ctx context.Context, repo, id string, p Part, d dig
 
 // Run drops idle uploads until ctx ends.
 func (s *Store) Run(ctx context.Context) {
-	tick := time.NewTicker(min(s.cfg.UploadIdle, time.Hour))
+	tick := time.NewTicker(min(s.cfg.EmptyIdle, time.Hour))
 	defer tick.Stop()
 	for {
 		if n := s.uploads.sweep(); n > 0 {
@@ -147,10 +149,10 @@ func (us *uploads) receive(u *upload, f *os.File, p Part) error {
 	}
 	start := u.size
 	if p.Size > 0 {
-		if err := us.reserve(p.Size); err != nil {
+		if err := us.reserve(u, p.Size); err != nil {
 			return err
 		}
-		defer func() { us.giveBack(start + p.Size - u.size) }()
+		defer func() { us.giveBack(u, start+p.Size-u.size) }()
 	}
 	buf := receiveBuffers.Get().(*[receiveStep]byte)
 	defer receiveBuffers.Put(buf)
@@ -192,14 +194,14 @@ func (us *uploads) write(u *upload, f *os.File, piece []byte, p Part, start int6
 		return fmt.Errorf("%w: the part has more than the %d bytes announced", ErrSizeInvalid, p.Size)
 	}
 	if p.Size < 0 {
-		if err := us.reserve(size); err != nil {
+		if err := us.reserve(u, size); err != nil {
 			return err
 		}
 	}
 	n, err := f.WriteAt(piece, headerSize+u.size)
 	us.wrote(u, int64(n))
 	if p.Size < 0 {
-		us.giveBack(size - int64(n))
+		us.giveBack(u, size-int64(n))
 	}
 	if err != nil {
 		return fmt.Errorf("write upload %s: %w", filepath.Join(us.path, u.id), err)

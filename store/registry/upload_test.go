@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -47,7 +48,7 @@ func (b brokenBody) Read(p []byte) (int, error) {
 // Bug 53: the offset is what is stored, always.
 func TestAnUploadGoesOnWhereItIsStored(t *testing.T) {
 	l := newLab(t, nil)
-	id, err := l.StartUpload("a")
+	id, err := l.StartUpload("a", "")
 	must(t, err)
 	wantOffset(t, l, id, 0)
 	content := bytes.Repeat([]byte("0123456789"), 1<<16)
@@ -91,7 +92,7 @@ func TestAnUploadGoesOnWhereItIsStored(t *testing.T) {
 
 func TestTwoNeverWriteToOneUpload(t *testing.T) {
 	l := newLab(t, nil)
-	id, err := l.StartUpload("a")
+	id, err := l.StartUpload("a", "")
 	must(t, err)
 	r, w := io.Pipe()
 	done := make(chan error)
@@ -118,12 +119,12 @@ func TestUploadsAreBounded(t *testing.T) {
 	})
 	start := func() string {
 		t.Helper()
-		id, err := l.StartUpload("a")
+		id, err := l.StartUpload("a", "")
 		must(t, err)
 		return id
 	}
 	one, two, three := start(), start(), start()
-	_, err := l.StartUpload("a")
+	_, err := l.StartUpload("a", "")
 	wantErr(t, "one upload too many", err, registry.ErrUploads)
 	_, err = l.AppendUpload("a", one, part(make([]byte, 91)))
 	wantErr(t, "a blob too large", err, registry.ErrTooLarge)
@@ -155,6 +156,72 @@ func TestUploadsAreBounded(t *testing.T) {
 	wantErr(t, "too much after a restart", err, registry.ErrUploadSpace)
 }
 
+// One token cannot keep the others from pushing: neither with uploads that it begins,
+// nor with their bytes.
+func TestAHolderIsBounded(t *testing.T) {
+	now := time.Now()
+	l := newLab(t, func(c *registry.Config) {
+		c.UploadSpace, c.MaxUploads, c.UploadIdle = 100, 8, 24*time.Hour
+		c.Now = func() time.Time { return now }
+	})
+	start := func(holder string, want error) string {
+		t.Helper()
+		id, err := l.StartUpload("a", holder)
+		wantErr(t, "start an upload of "+holder, err, want)
+		return id
+	}
+	add := func(id string, n int, want error) {
+		t.Helper()
+		_, err := l.AppendUpload("a", id, part(make([]byte, n)))
+		wantErr(t, "append", err, want)
+	}
+	greedy, empty := start("greedy", nil), start("greedy", nil)
+	start("greedy", registry.ErrHolderUploads)
+	honest := start("honest", nil)
+	add(greedy, 70, nil)
+	add(empty, 6, registry.ErrHolderSpace)
+	add(honest, 25, nil)
+	must(t, l.CancelUpload("a", greedy)) // gives its bytes back
+	greedy = start("greedy", nil)
+	add(greedy, 75, nil)
+
+	// What nothing was sent of goes soon, and makes room; what has bytes stays a day.
+	start("greedy", registry.ErrHolderUploads)
+	now = now.Add(11 * time.Minute)
+	add(start("greedy", nil), 1, registry.ErrUploadSpace)
+	_, err := l.UploadOffset("a", empty)
+	wantErr(t, "an empty upload", err, registry.ErrUploadUnknown)
+	wantOffset(t, l, greedy, 75)
+	wantOffset(t, l, honest, 25)
+}
+
+// Who sends a blob slowly, or lies about it, holds up nobody who pushes the same digest.
+func TestASlowLiarBlocksNobody(t *testing.T) {
+	l := newLab(t, nil)
+	content := []byte("what the digest is of")
+	d := digest.FromBytes(content)
+	id, err := l.StartUpload("liar", "")
+	must(t, err)
+	r, w := io.Pipe()
+	done := make(chan error)
+	go func() { done <- l.FinishUpload(t.Context(), "liar", id, registry.Part{Body: r, At: -1, Size: -1}, d) }()
+	_, err = w.Write([]byte("a lie")) // it is being read now
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	honest, err := l.StartUpload("honest", "")
+	must(t, err)
+	must(t, l.FinishUpload(ctx, "honest", honest, part(content), d))
+	if got, err := read(t, l, "honest", d); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("got %q, %v", got, err)
+	}
+	w.Close()
+	wantErr(t, "the lie", <-done, registry.ErrDigestInvalid)
+	if _, err := l.Blob(t.Context(), "liar", d); !errors.Is(err, registry.ErrBlobUnknown) {
+		t.Errorf("the liar's repository has the blob: %v", err)
+	}
+}
+
 func TestAFileCutOffAtItsStartIsNoUpload(t *testing.T) {
 	l := newLab(t, nil)
 	must(t, os.WriteFile(filepath.Join(l.cfg.Dir, "X"), []byte("{"), 0o600))
@@ -170,7 +237,7 @@ func TestAnUploadOutlivesAFaultOfTheBucket(t *testing.T) {
 		l := newLab(t, func(c *registry.Config) {
 			c.Bucket = &buckettest.Faulty{Bucket: c.Bucket, Before: buckettest.FailNth(n, "Put")}
 		})
-		id, err := l.StartUpload("a")
+		id, err := l.StartUpload("a", "")
 		must(t, err)
 		d := digest.FromString("layer")
 		wantErr(t, "finish", l.FinishUpload(t.Context(), "a", id, part([]byte("layer")), d), buckettest.ErrInjected)

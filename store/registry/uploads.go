@@ -31,6 +31,7 @@ type uploadHeader struct {
 // upload is one upload under way. Its file is the truth about what was received.
 type upload struct {
 	id, repo string
+	holder   string    // whose it is, "" for nobody's
 	busy     bool      // a request writes to it
 	size     int64     // bytes of the blob that are in the file
 	touched  time.Time // the end of the last request that wrote to it
@@ -46,6 +47,8 @@ type uploads struct {
 	mu   sync.Mutex // guards what is below, and the fields of each upload
 	byID map[string]*upload
 	used int64 // bytes of all, and those reserved for what is being received
+	// usedBy is what of it each holder has; of those that have something.
+	usedBy map[string]int64
 }
 
 // openUploads takes up the uploads that are in the folder: they go on where their
@@ -59,7 +62,7 @@ func openUploads(cfg Config) (*uploads, error) {
 	if err != nil {
 		return nil, err
 	}
-	us := &uploads{dir: dir, path: cfg.Dir, cfg: cfg, byID: map[string]*upload{}}
+	us := &uploads{dir: dir, path: cfg.Dir, cfg: cfg, byID: map[string]*upload{}, usedBy: map[string]int64{}}
 	entries, err := fs.ReadDir(dir.FS(), ".")
 	if err != nil {
 		return nil, err
@@ -112,22 +115,16 @@ func (us *uploads) takeUp(name string) (*upload, error) {
 }
 
 // start makes a new upload.
-func (us *uploads) start(repo string) (*upload, error) {
+func (us *uploads) start(repo, holder string) (*upload, error) {
 	header, err := json.Marshal(uploadHeader{Version: recordVersion, Repo: repo})
 	if err != nil {
 		return nil, err
 	}
 	header = append(header, strings.Repeat(" ", headerSize-len(header))...)
-	u := &upload{id: rand.Text(), repo: repo, touched: us.cfg.Now()}
+	u := &upload{id: rand.Text(), repo: repo, holder: holder, touched: us.cfg.Now()}
 	us.sweep()
-	us.mu.Lock()
-	full := len(us.byID) >= us.cfg.MaxUploads
-	if !full {
-		us.byID[u.id] = u
-	}
-	us.mu.Unlock()
-	if full {
-		return nil, fmt.Errorf("%w: %d are under way; finish or cancel one, or try later", ErrUploads, us.cfg.MaxUploads)
+	if err := us.add(u); err != nil {
+		return nil, err
 	}
 	f, err := us.dir.OpenFile(u.id, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err == nil {
@@ -139,6 +136,26 @@ func (us *uploads) start(repo string) (*upload, error) {
 		return nil, fmt.Errorf("start upload to %s: %w", repo, err)
 	}
 	return u, nil
+}
+
+// add makes room for an upload. Errors: ErrUploads, ErrHolderUploads.
+func (us *uploads) add(u *upload) error {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	if len(us.byID) >= us.cfg.MaxUploads {
+		return fmt.Errorf("%w: %d are under way; finish or cancel one, or try later", ErrUploads, us.cfg.MaxUploads)
+	}
+	held := 0
+	for _, o := range us.byID {
+		if o.holder == u.holder {
+			held++
+		}
+	}
+	if u.holder != "" && held >= us.cfg.HolderUploads {
+		return fmt.Errorf("%w: %d are under way; finish or cancel one, or try later", ErrHolderUploads, held)
+	}
+	us.byID[u.id] = u
+	return nil
 }
 
 // find returns the upload of a repository. Errors: ErrUploadUnknown.
@@ -183,23 +200,39 @@ func (us *uploads) offset(repo, id string) (int64, error) {
 	return u.size, nil
 }
 
-// reserve takes room for n more bytes of uploads. Errors: ErrUploadSpace.
-func (us *uploads) reserve(n int64) error {
+// reserve takes room for n more bytes of an upload. Errors: ErrUploadSpace,
+// ErrHolderSpace.
+func (us *uploads) reserve(u *upload, n int64) error {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	if us.used+n > us.cfg.UploadSpace {
 		return fmt.Errorf("%w: unfinished uploads have %d of %d bytes (--upload-space); finish or cancel one, or try later",
 			ErrUploadSpace, us.used, us.cfg.UploadSpace)
 	}
-	us.used += n
+	if most := us.cfg.UploadSpace / 4 * 3; u.holder != "" && us.usedBy[u.holder]+n > most {
+		return fmt.Errorf("%w: its unfinished uploads have %d of %d bytes (three quarters of --upload-space); finish or cancel one, or try later",
+			ErrHolderSpace, us.usedBy[u.holder], most)
+	}
+	us.take(u, n)
 	return nil
 }
 
+// take counts n more bytes of an upload's holder, or fewer. mu is held.
+func (us *uploads) take(u *upload, n int64) {
+	us.used += n
+	if u.holder == "" {
+		return
+	}
+	if us.usedBy[u.holder] += n; us.usedBy[u.holder] == 0 {
+		delete(us.usedBy, u.holder)
+	}
+}
+
 // giveBack ends a reservation that was not used.
-func (us *uploads) giveBack(n int64) {
+func (us *uploads) giveBack(u *upload, n int64) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
-	us.used -= n
+	us.take(u, -n)
 }
 
 // wrote makes n bytes part of an upload; they stay reserved as long as it is there.
@@ -217,27 +250,31 @@ func (us *uploads) drop(u *upload) error {
 	defer us.mu.Unlock()
 	delete(us.byID, u.id)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		us.used -= u.size
+		us.take(u, -u.size)
 		return nil
 	}
 	return fmt.Errorf("remove upload %s: %w", filepath.Join(us.path, u.id), err)
 }
 
-// sweep drops uploads that nothing was written to for Config.UploadIdle, and
-// returns how many.
+// sweep drops uploads that nothing was written to for Config.UploadIdle, or EmptyIdle
+// when they have nothing, and returns how many.
 func (us *uploads) sweep() int {
-	var idle []*upload
+	var old []*upload
 	us.mu.Lock()
-	limit := us.cfg.Now().Add(-us.cfg.UploadIdle)
+	now := us.cfg.Now()
 	for _, u := range us.byID {
-		if !u.busy && u.touched.Before(limit) {
+		idle := us.cfg.UploadIdle
+		if u.size == 0 {
+			idle = us.cfg.EmptyIdle
+		}
+		if !u.busy && now.Sub(u.touched) > idle {
 			u.busy = true // nobody writes to it any more
-			idle = append(idle, u)
+			old = append(old, u)
 		}
 	}
 	us.mu.Unlock()
-	for _, u := range idle {
+	for _, u := range old {
 		_ = us.drop(u) // what cannot be removed is tried again when it is found anew
 	}
-	return len(idle)
+	return len(old)
 }
