@@ -66,13 +66,14 @@ var parts = []part{
 	{"hits", measureHits, true},
 	{"replay", measureReplay, false},
 	{"serve", measureServe, true},
+	{"burst", measureBurst, false},
 	{"names", measureNames, true},
 	{"push", measurePush, true},
 }
 
 func run(ctx context.Context) (err error) {
 	all := flag.Bool("all", false, "measure every image of the corpus, also as new content, in more rounds")
-	only := flag.String("only", "", "comma-separated parts to measure: convert, entries, index, sharing, cold, full, start, hits, replay, serve, names, push")
+	only := flag.String("only", "", "comma-separated parts to measure: convert, entries, index, sharing, cold, full, start, hits, replay, serve, burst, names, push")
 	printLive := flag.Bool("print-live", false, "print the figures of the parts full, start, hits, serve, names and push without judging them")
 	flag.Parse()
 	b := &bench{all: *all, cache: os.Getenv("QUARRY_BENCH_CACHE"), spent: map[string]conversion{}}

@@ -87,7 +87,7 @@ func TestABurstReadsThePacksOnce(t *testing.T) {
 	o := d.openCached(t, dir)
 	blocks := int64(0) // at most, when no two are read together
 	for _, p := range o.catalog.Packs() {
-		blocks += p.Size>>17 + 1
+		blocks += p.Size>>16 + 1
 	}
 	burst := func(o *cached) {
 		t.Helper()

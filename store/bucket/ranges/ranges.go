@@ -25,7 +25,7 @@ import (
 const (
 	// blockSize is what is read and kept together: [n·blockSize, (n+1)·blockSize) of an
 	// object, and less at its end. docs/decisions/range-cache.md has the measurement.
-	blockSize = 128 << 10
+	blockSize = 64 << 10
 	// maxFetch bounds one read of the bucket: what the bucket may ask for a second time
 	// when it is slow.
 	maxFetch = 4 << 20

@@ -28,7 +28,7 @@ import (
 const (
 	key = "packs/aa"
 	// block is the package's unit.
-	block = 128 << 10
+	block = 64 << 10
 )
 
 // counted is a bucket that counts how often each byte was asked for, in blocks, and
