@@ -37,14 +37,7 @@ func (c *conversion) publish(ctx context.Context, boot []byte, treeDigest chunk.
 	if err != nil {
 		return fmt.Errorf("nothing was published, because the image could not be proved: %w", err)
 	}
-	s := image.Statement{
-		Source: c.image.Source, Platform: c.image.Platform, Config: c.image.ConfigDigest,
-		Bootstrap: chunk.Sum(boot), BootstrapSize: int64(len(boot)),
-		Tree: treeDigest, ChunkSize: c.cfg.ChunkSize, Converter: Version,
-	}
-	if im.Blob != nil {
-		s.Blob = &im.Blob.ID
-	}
+	s := c.statement(boot, treeDigest, im)
 	payload, err := image.EncodeStatement(s)
 	if err != nil {
 		return err
@@ -64,6 +57,19 @@ func (c *conversion) publish(ctx context.Context, boot []byte, treeDigest chunk.
 	c.result.ImageID, c.result.Statement = image.ID(payload), s
 	c.result.FileBytes = im.FileBytes()
 	return nil
+}
+
+// statement describes the image whose bootstrap, read back, is im.
+func (c *conversion) statement(boot []byte, treeDigest chunk.Digest, im *rafs.Image) image.Statement {
+	s := image.Statement{
+		Source: c.image.Source, Platform: c.image.Platform, Config: c.image.ConfigDigest,
+		Bootstrap: chunk.Sum(boot), BootstrapSize: int64(len(boot)),
+		Tree: treeDigest, ChunkSize: c.cfg.ChunkSize, Converter: Version,
+	}
+	if im.Blob != nil {
+		s.Blob = &im.Blob.ID
+	}
+	return s
 }
 
 // encode is rafs.Encode.
@@ -151,6 +157,11 @@ func (c *conversion) putStatement(ctx context.Context, s image.Statement, payloa
 			return err
 		}
 		if err := c.putObject(ctx, key, payload); err != nil {
+			return err
+		}
+		// Once more: somebody may have added one to the old statement, and not have
+		// seen yet that it is gone.
+		if err := c.deleteSignatures(ctx, s); err != nil {
 			return err
 		}
 	}

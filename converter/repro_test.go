@@ -3,6 +3,7 @@ package converter_test
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"quarry/converter"
+	"quarry/converter/oci"
 	"quarry/internal/testimage"
 	"quarry/rafs"
 	"quarry/store/bucket/buckettest"
@@ -22,6 +24,34 @@ import (
 	"quarry/store/pack"
 	"quarry/store/packed"
 )
+
+// Whoever makes the image again without a store gets what Convert signs, to the byte.
+func TestAnImageIsRemadeWithoutAStore(t *testing.T) {
+	for name, layers := range map[string][]testimage.Layer{
+		"two layers": {base, top}, "a layer twice": {base, top, base}, "no file data": {{Entries: []testimage.Entry{testimage.Dir("d")}}},
+	} {
+		s := newStore(t)
+		src := testimage.Build(t, layers...).Source("")
+		r := s.convert(t, src)
+		var last converter.Event
+		made, err := converter.Remake(t.Context(), converter.Config{ChunkSize: testChunk, Progress: func(e converter.Event) { last = e }}, src, oci.Config{Platform: amd64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := image.EncodeStatement(made.Statement)
+		want, _ := image.EncodeStatement(r.Statement)
+		if err != nil || !bytes.Equal(got, want) || image.ID(got) != r.ImageID || chunk.Sum(made.Bootstrap) != r.Statement.Bootstrap {
+			t.Errorf("%s: remade %s, %v; want %s", name, got, err, want)
+		}
+		if last.Layer != len(layers) || last.Read != last.Size {
+			t.Errorf("%s: the last step was %+v", name, last)
+		}
+	}
+	_, err := converter.Remake(t.Context(), converter.Config{ChunkSize: testChunk, Limits: converter.Limits{RecordBytes: 1}}, testimage.Build(t, base).Source(""), oci.Config{})
+	if !errors.As(err, new(*converter.InputError)) || !strings.Contains(err.Error(), "RecordBytes") {
+		t.Errorf("with a limit: error %v", err)
+	}
+}
 
 // reproLayers are many small layers upon a large one, in some of which a file
 // goes or comes back: whatever is done in parallel or found in the store, the

@@ -3,13 +3,16 @@ package converter_test
 import (
 	"crypto/hmac"
 	"crypto/sha256"
+	"errors"
 	"strings"
 	"testing"
 
 	"quarry/converter"
 	"quarry/internal/testimage"
 	"quarry/signer"
+	"quarry/store/bucket"
 	"quarry/store/bucket/buckettest"
+	"quarry/store/bucket/mem"
 	"quarry/store/chunk"
 	"quarry/store/image"
 )
@@ -32,6 +35,31 @@ func (s *store) asOf(t *testing.T, r *converter.Result, version string) chunk.Di
 	buckettest.Put(t, s.mem, image.StatementKey(r.Source, amd64), payload)
 	buckettest.Put(t, s.mem, image.SigKey(r.Source, amd64, sig.KeyID), b)
 	return image.ID(payload)
+}
+
+// A signature of the old statement that is stored while it is replaced does not stay
+// with the new one, which it would spoil.
+func TestASignatureThatComesLateIsDeleted(t *testing.T) {
+	b := mem.New()
+	faulty := &buckettest.Faulty{}
+	s := openStore(t, b, faulty)
+	src := testimage.Build(t, base).Source("")
+	r := s.convert(t, src)
+	s.asOf(t, r, "quarry-converter/1")
+	late := image.SigKey(r.Source, amd64, strings.Repeat("0", 64))
+	came := false
+	faulty.Before = func(op buckettest.Op) error {
+		if op.Method == "Put" && op.Key == image.StatementKey(r.Source, amd64) {
+			came = true
+			buckettest.Put(t, b, late, []byte("of the old statement"))
+		}
+		return nil
+	}
+	s.convert(t, src)
+	if _, err := b.Stat(t.Context(), late); !came || !errors.Is(err, bucket.ErrNotFound) {
+		t.Errorf("came %t, and then: %v", came, err)
+	}
+	s.verified(t, latest)
 }
 
 // Another converter's image stays valid until its source is converted again,

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"time"
 
@@ -33,6 +34,11 @@ type Config struct {
 	// Credentials are for the registry that a registry:// source names, and are
 	// sent to no other host but the token service it refers to.
 	Credentials Credentials
+	// Transport, when not nil, reaches the registry of a registry:// source, by plain
+	// http when Plain, wherever it is, and otherwise by https alone: somebody has given
+	// its URL.
+	Transport *http.Transport `json:"-"`
+	Plain     bool
 	// TmpDir holds the plain bytes of an archive that is compressed as a whole,
 	// in a file without a name. "" = os.TempDir.
 	TmpDir string

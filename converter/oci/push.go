@@ -35,14 +35,6 @@ type PushConfig struct {
 	Progress func(done, total int64)
 }
 
-// scheme is the only one that a push speaks.
-func (c PushConfig) scheme() string {
-	if c.Plain {
-		return "http"
-	}
-	return "https"
-}
-
 // schemeOnly keeps to one scheme. go-containerregistry tries the other one too for
 // hosts on this machine or a private network, and would show credentials to whoever
 // listens there.
@@ -136,7 +128,7 @@ func (p *pushable) write(ctx context.Context, ref name.Reference, cfg PushConfig
 		}
 	}()
 	opts := []remote.Option{
-		remote.WithContext(ctx), remote.WithTransport(schemeOnly{cfg.scheme(), cfg.Transport}), remote.WithAuth(cfg.Credentials.authenticator()),
+		remote.WithContext(ctx), remote.WithTransport(schemeOnly{schemeOf(cfg.Plain), cfg.Transport}), remote.WithAuth(cfg.Credentials.authenticator()),
 		remote.WithJobs(pushJobs), remote.WithProgress(updates), remote.WithUserAgent("quarry"), remote.WithRetryBackoff(pushRetries),
 		remote.WithRetryStatusCodes(http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError,
 			http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout),

@@ -64,6 +64,11 @@ func openRegistry(_ context.Context, rest string, cfg Config) (blobs, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Transport != nil && cfg.Plain {
+		if ref, err = name.ParseReference(ref.Name(), name.Insecure); err != nil {
+			return nil, err
+		}
+	}
 	return &registry{ref: ref, cfg: cfg, base: newTransport(ref.Context().Registry, cfg), docs: map[chunk.Digest][]byte{}}, nil
 }
 

@@ -16,24 +16,32 @@ import (
 )
 
 // guard is the only way to the network: https to every host, plain http only
-// when the registry and the host asked are this machine, and no body that stops
+// when the registry and the host asked are this machine, or by the scheme that
+// somebody gave, and no body that stops
 // coming for longer than stall, those of errors and tokens included. It holds
 // for redirects and token services too, which a registry chooses.
 type guard struct {
 	base  *http.Transport
 	plain bool
+	given bool // with the scheme: plain says which
 	stall time.Duration
 }
 
 // errPlainHTTP says that a host would be asked without encryption.
 var errPlainHTTP = errors.New("plain http is for registries on this machine (localhost, 127.0.0.1, [::1]) only")
 
+// errOtherScheme says that a host would be asked by another scheme than was given.
+var errOtherScheme = errors.New("the store's URL says another scheme")
+
 // RoundTrip implements http.RoundTripper.
 func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
-	mayPlain := g.plain && isLoopback(r.URL.Hostname())
-	if r.URL.Scheme != "https" && (r.URL.Scheme != "http" || !mayPlain) {
+	mayPlain := g.plain && (g.given || isLoopback(r.URL.Hostname()))
+	if !g.allows(r.URL.Scheme, mayPlain) {
 		if r.Body != nil {
 			r.Body.Close()
+		}
+		if g.given {
+			return nil, fmt.Errorf("%s://%s is not asked: %w", r.URL.Scheme, r.URL.Host, errOtherScheme)
 		}
 		return nil, fmt.Errorf("%s://%s: %w", r.URL.Scheme, r.URL.Host, errPlainHTTP)
 	}
@@ -50,6 +58,20 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
+func (g *guard) allows(scheme string, mayPlain bool) bool {
+	if g.given {
+		return scheme == schemeOf(g.plain)
+	}
+	return scheme == "https" || scheme == "http" && mayPlain
+}
+
+func schemeOf(plain bool) string {
+	if plain {
+		return "http"
+	}
+	return "https"
+}
+
 // speaksPlain reports whether a TLS handshake failed because plain HTTP came.
 func speaksPlain(err error) bool {
 	var record tls.RecordHeaderError
@@ -62,6 +84,9 @@ func isLoopback(host string) bool {
 }
 
 func newTransport(reg name.Registry, cfg Config) *guard {
+	if cfg.Transport != nil {
+		return &guard{base: cfg.Transport, plain: cfg.Plain, given: true, stall: cfg.StallTimeout}
+	}
 	host := (&url.URL{Host: reg.RegistryStr()}).Hostname()
 	return &guard{plain: isLoopback(host), stall: cfg.StallTimeout, base: &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
@@ -107,7 +132,7 @@ func (r *registry) classify(err error) error {
 	for errors.As(err, &u) {
 		err = u.Err
 	}
-	if errors.Is(err, errPlainHTTP) || errors.As(err, new(*tls.CertificateVerificationError)) {
+	if errors.Is(err, errPlainHTTP) || errors.Is(err, errOtherScheme) || errors.As(err, new(*tls.CertificateVerificationError)) {
 		return &permanentError{err}
 	}
 	return err

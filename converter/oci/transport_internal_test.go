@@ -3,6 +3,7 @@ package oci
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -52,6 +53,39 @@ func TestPlainHTTPIsForThisMachineOnly(t *testing.T) {
 		if got := errors.Is(err, errPlainHTTP); got != tt.refused {
 			t.Errorf("registry %s, request %s: refused %v, want %v (%v)", tt.registry, tt.url, got, tt.refused, err)
 		}
+	}
+}
+
+// By a transport that somebody gave with a store's URL, the scheme of that is the only
+// one, so that a token goes nowhere that the URL did not say.
+func TestAStoresSchemeIsTheOnlyOne(t *testing.T) {
+	for _, plain := range []bool{true, false} {
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/v2/" {
+				w.WriteHeader(http.StatusNotFound)
+			}
+		}))
+		s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+		cfg := Config{Transport: &http.Transport{}, Plain: plain, RetryWait: time.Millisecond}
+		if plain {
+			s.Start()
+		} else {
+			s.StartTLS()
+			cfg.Transport = s.Client().Transport.(*http.Transport)
+		}
+		for _, asPlain := range []bool{true, false} {
+			cfg.Plain = asPlain
+			b, err := openRegistry(t.Context(), "//"+s.Listener.Addr().String()+"/p/x", cfg.withDefaults())
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = b.top(t.Context())
+			if got := errors.Is(err, ErrNoBlob); got != (plain == asPlain) {
+				t.Errorf("plain %t, asked as plain %t: %v", plain, asPlain, err)
+			}
+			b.Close()
+		}
+		s.Close()
 	}
 }
 
