@@ -16,9 +16,9 @@ func (rt route) needs() (need access.Scope, repo string, open bool) {
 	switch rt.op {
 	case opHealth, opReady, opToken, opPageAsset: // the token service looks at credentials itself
 		return access.Any, "", true
-	case opImage, opStart:
+	case opImage, opStart, opSignatures:
 		return access.Pull, rt.ref.Repo, false
-	case opImageDelete:
+	case opImageDelete, opSign:
 		return access.Push, rt.ref.Repo, false
 	case opTrace:
 		return access.Trace, "", false

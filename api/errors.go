@@ -83,6 +83,8 @@ var (
 	ErrObjectCorrupt   = errors.New("stored object is damaged")
 	ErrNotOffered      = errors.New("not offered by this server")
 	ErrBadTrace        = errors.New("not a trace of this image")
+	ErrBadSignature    = errors.New("signature is refused")
+	ErrMoved           = errors.New("it is not what was signed any more")
 
 	ErrTooManyConnections = errors.New("too many connections")
 	ErrSlowBody           = errors.New("request body came too slowly")
@@ -108,6 +110,8 @@ var errorTable = []errorRow{
 	{errClientGone, statusClientGone, "client_gone", true, BlameUser},
 	{ErrBadRequest, http.StatusBadRequest, "bad_request", false, BlameUser},
 	{ErrBadTrace, http.StatusBadRequest, "bad_trace", false, BlameUser},
+	{ErrBadSignature, http.StatusUnprocessableEntity, "signature_refused", false, BlameUser},
+	{ErrMoved, http.StatusConflict, "moved", false, BlameUser},
 	{ErrNoRoute, http.StatusNotFound, "no_route", false, BlameUser},
 	{ErrMethod, http.StatusMethodNotAllowed, "method_not_allowed", false, BlameUser},
 	{ErrCrossSite, http.StatusForbidden, "cross_site", false, BlameUser},

@@ -73,6 +73,7 @@ type Config struct {
 	MetricsOpen bool
 
 	Convert func(context.Context, ConvertRequest, func(Progress)) (ConvertResult, error)
+	Sign    func(context.Context, image.Ref, SignRequest) error // of a ref with a digest
 	Check   func(context.Context, CheckRequest, func(Problem)) (CheckSummary, error)
 	Rebuild func(context.Context) (RebuildResult, error)
 	// GC collects garbage and tells of its steps; what it returns is sent as JSON.
@@ -326,6 +327,8 @@ func (h *Handler) serve(w *response, r *http.Request, rt route) error {
 		return h.deleteName(ctx, w, rt)
 	case opStart:
 		return h.serveStart(ctx, w, r, rt)
+	case opSignatures, opSign:
+		return h.serveSignatures(ctx, w, r, rt)
 	case opTrace:
 		return h.serveTrace(ctx, w, r, rt.digest)
 	case opBootstrap:

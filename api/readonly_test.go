@@ -25,6 +25,7 @@ func TestANodeThatOnlyReadsNamesItsWriter(t *testing.T) {
 	for _, request := range [][2]string{
 		{"POST", "/v1/convert"}, {"POST", "/v1/admin/check"}, {"DELETE", "/v1/images/team/app:v1"},
 		{"POST", "/v1/images/" + w.ID(t, img).Hex() + "/trace"},
+		{"POST", "/v1/signatures/team/app@" + img.Source.String()},
 	} {
 		a := ask(t, request[0], srv.URL+request[1], "")
 		var doc struct{ Error api.Error }

@@ -30,6 +30,8 @@ const (
 	opImage
 	opImageDelete
 	opTrace
+	opSignatures
+	opSign
 	opStart
 	opBootstrap
 	opConfig
@@ -63,7 +65,7 @@ const (
 // writes says whether the operation changes the store, which is its writer's.
 func (o op) writes() bool {
 	switch o {
-	case opImageDelete, opTrace, opConvert, opCheck, opGC, opPin, opUnpin:
+	case opImageDelete, opTrace, opSign, opConvert, opCheck, opGC, opPin, opUnpin:
 		return true
 	}
 	return false
@@ -104,6 +106,7 @@ var routeTable = []routeRow{
 	{path: "/v1/images", methods: get(opImages), query: []string{"after", "limit"}, name: "images"},
 	{path: "/v1/images/", methods: map[string]op{"GET": opImage, "DELETE": opImageDelete, "POST": opTrace},
 		arg: (*route).setImage, query: []string{"platform"}, name: "image"},
+	{path: "/v1/signatures/", methods: map[string]op{"GET": opSignatures, "POST": opSign}, arg: (*route).setRef, name: "signatures"},
 	{path: "/v1/jobs", methods: get(opJobs), query: []string{"after", "limit", "state", "repo", "source"}, name: "jobs"},
 	{path: "/v1/jobs/events", methods: get(opJobsEvents), name: "jobs_events"},
 	{path: "/v1/jobs/", methods: get(opJob), arg: (*route).setJob, name: "job"},

@@ -379,7 +379,7 @@ func decodeError(status int, text []byte) *api.Error {
 		case api.StatusConverting:
 			message = "image is being converted: ask again later"
 		case api.StatusUnsigned:
-			message = "image is unsigned: sign it, or convert it again with a signing key (quarry serve without --no-sign)"
+			message = "image is unsigned: sign it (quarry sign, on the key's host), or convert it again with a signing key (quarry serve without --no-sign)"
 		}
 		e := &api.Error{Code: img.Status, Message: message, Retryable: true, Blame: api.BlameInfra}
 		if img.Job != "" {

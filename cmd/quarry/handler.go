@@ -36,7 +36,7 @@ func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logge
 		Convert: func(ctx context.Context, r api.ConvertRequest, step func(api.Progress)) (api.ConvertResult, error) {
 			return o.convert(ctx, r, step, log)
 		},
-		Check: o.check, Rebuild: o.rebuild, Stats: o.stats, Page: o.servePage(reg),
+		Sign: o.sign, Check: o.check, Rebuild: o.rebuild, Stats: o.stats, Page: o.servePage(reg),
 		GC: o.collect, Pin: o.pin, Unpin: o.unpin, Pins: o.catalog.Pins, Leases: o.upkeep.leases,
 		Job: o.job, Jobs: o.jobs,
 		Registry: reg, Log: log, MetricsOpen: metricsOpen,
@@ -123,8 +123,12 @@ func progressOf(e converter.Event) api.Progress {
 }
 
 func (o *owner) check(ctx context.Context, r api.CheckRequest, report func(api.Problem)) (api.CheckSummary, error) {
+	trust, err := o.accepted()
+	if err != nil {
+		return api.CheckSummary{}, err
+	}
 	sum, err := check.Run(ctx, check.Config{
-		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, Trust: o.trust, MACKey: o.macKey, Quick: r.Quick, Signed: o.signing != nil,
+		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, Trust: trust, MACKey: o.macKey, Quick: r.Quick, Signed: o.signing != nil,
 	}, func(p check.Problem) {
 		q := api.Problem{Kind: p.Kind, Object: p.Object, Offset: p.Offset, Message: p.Message, Images: p.Images, Note: p.Note}
 		if !p.Digest.IsZero() {

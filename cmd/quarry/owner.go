@@ -110,7 +110,6 @@ type owner struct {
 	jobOptions
 	meta    packed.Meta
 	signing *signer.Key // nil: images stay unsigned
-	trust   signer.Trust
 	macKey  []byte
 	limits  limits // of conversions
 	metrics *packed.Metrics
@@ -320,18 +319,15 @@ func (o *owner) openKeys(cfg ownerConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	o.trust, err = signer.LoadTrust(cfg.dir.keys())
-	switch {
-	case errors.Is(err, signer.ErrNoKeys):
-		err = nil // not trusted is what a signing key then is
-	case errors.Is(err, signer.ErrMalformed):
+	trust, err := o.accepted()
+	if errors.Is(err, signer.ErrMalformed) {
 		err = fmt.Errorf("%w: %w: put the right file back, or remove it: %s is made again from %s",
 			errDamage, err, cfg.dir.signingPub(), cfg.dir.signingKey())
 	}
 	if err != nil || o.signing == nil {
 		return err
 	}
-	return checkTrusted(cfg, o.signing.Public().ID(), o.trust)
+	return checkTrusted(cfg, o.signing.Public().ID(), trust)
 }
 
 // checkTrusted refuses a signing key that the folder does not trust: every
