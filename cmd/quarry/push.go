@@ -2,16 +2,11 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
-	"net/url"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -100,10 +95,6 @@ func runPush(ctx context.Context, o pushOptions, stdout, stderr io.Writer) error
 	return err
 }
 
-// commitTime bounds the wait for an answer to a request that was sent whole: the
-// store makes a layer durable meanwhile, of which 100 MB take a second or more.
-const commitTime = 10 * time.Minute
-
 // pushImage sends the image.
 func pushImage(ctx context.Context, o pushOptions, name image.Ref, bar *progress) (chunk.Digest, error) {
 	var none chunk.Digest
@@ -111,60 +102,23 @@ func pushImage(ctx context.Context, o pushOptions, name image.Ref, bar *progress
 	if err != nil {
 		return none, err
 	}
-	t := &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
-		TLSHandshakeTimeout: 10 * time.Second, ResponseHeaderTimeout: commitTime, IdleConnTimeout: time.Minute,
+	to, err := o.target.registry(ctx, name.Repo)
+	if err != nil {
+		return none, err
 	}
-	defer t.CloseIdleConnections()
-	cfg := oci.PushConfig{Repo: name.Repo, Tag: name.Tag, Transport: t, Source: oci.Config{Credentials: creds}}
-	where := o.target.data
-	if o.target.data != "" {
-		// The host is never looked up: every connection goes to the folder's socket.
-		cfg.Host, cfg.Plain = "localhost:80", true
-		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dialOwner(ctx, dataDir(o.target.data))
-		}
-	} else {
-		where = o.target.stores()[0]
-		u, err := url.Parse(where)
-		if err != nil {
-			return none, fmt.Errorf("%w: --store: %w", errUsage, err)
-		}
-		cfg.Host, cfg.Plain = u.Host, u.Scheme == "http"
-		if cfg.Credentials, err = o.credentials(ctx, "registry://"+u.Host+"/"+name.Repo); err != nil {
-			return none, err
-		}
-		roots, err := loadCA(o.target.ca)
-		if err != nil {
-			return none, err
-		}
-		t.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	defer to.transport.CloseIdleConnections()
+	cfg := oci.PushConfig{
+		Host: to.host, Plain: to.plain, Repo: name.Repo, Tag: name.Tag, Transport: to.transport, Credentials: to.credentials,
+		Source: oci.Config{Credentials: creds},
 	}
 	cfg.Progress = func(done, total int64) {
 		bar.step(api.Progress{Step: "push", Item: name.String(), Done: done, Total: total, Unit: "bytes"})
 	}
 	source, err := oci.Push(ctx, o.source, cfg)
 	if err != nil {
-		return none, fmt.Errorf("push %s to %s: %w", name, where, err)
+		return none, fmt.Errorf("push %s to %s: %w", name, to.where, err)
 	}
 	return source, nil
-}
-
-// credentials are what the store is shown: the token as a password, which goes with
-// any user name.
-func (o pushOptions) credentials(ctx context.Context, registry string) (oci.Credentials, error) {
-	shown, err := o.target.shown()
-	if err != nil {
-		return oci.Credentials{}, err
-	}
-	token, err := shown.Text()
-	if err == nil && token == "" {
-		return oci.UserCredentials(ctx, registry)
-	}
-	if err != nil {
-		return oci.Credentials{}, err
-	}
-	return oci.Credentials{Username: "token", Password: oci.Secret(token)}, nil
 }
 
 // awaitJobs follows the conversions of what was pushed when it was asked to.

@@ -5,12 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/opencontainers/go-digest"
 
 	"quarry/converter/oci"
+	"quarry/signer"
 	"quarry/store/chunk"
 	"quarry/store/image"
 	"quarry/store/jobs"
@@ -95,7 +98,11 @@ func (o *owner) dropLayers(ctx context.Context, now time.Time, grace time.Durati
 	if len(due) == 0 {
 		return nil
 	}
-	needed, err := o.neededLayers(ctx)
+	accepted, err := o.accepted()
+	if err != nil {
+		return err
+	}
+	needed, err := o.neededLayers(ctx, accepted)
 	if err != nil {
 		return err
 	}
@@ -132,29 +139,40 @@ func (o *owner) dropLayers(ctx context.Context, now time.Time, grace time.Durati
 	return nil
 }
 
+// What a source is, by which it needs its layers.
+const (
+	isConverted = iota // and has a job that tells of it
+	isNamed
+	isQueued // or running
+)
+
 // neededLayers returns the layers that a conversion or signature is still to be
-// made from: those of jobs that have not ended, and of named images without a
-// signature.
-func (o *owner) neededLayers(ctx context.Context) (map[chunk.Digest]bool, error) {
-	sources := map[chunk.Digest]bool{} // true: for certain
+// made from: those of jobs that have not ended, and of images that no accepted key
+// has signed, with a name or without.
+func (o *owner) neededLayers(ctx context.Context, accepted signer.Trust) (map[chunk.Digest]bool, error) {
+	sources := map[chunk.Digest]int{}
+	done, _ := o.jobs.List(jobs.Filter{State: jobs.Done, Limit: jobs.DefaultKeep})
+	for _, st := range done {
+		sources[st.Source] = isConverted
+	}
 	for _, n := range o.catalog.Names() {
-		sources[n.Source] = false
+		sources[n.Source] = isNamed
 	}
 	for _, s := range o.jobs.Sources() {
-		sources[s] = true
+		sources[s] = isQueued
 	}
 	needed := map[chunk.Digest]bool{}
-	for source, certain := range sources {
+	for source, is := range sources {
 		platforms, err := oci.Platforms(ctx, pushedContent{store: o.registry}, source, o.platforms)
 		if err != nil {
 			return nil, err
 		}
 		for _, p := range platforms {
-			signed, err := o.signedFor(ctx, source, p)
+			made, signed, err := o.signedFor(ctx, source, p, accepted.KeyIDs())
 			if err != nil {
 				return nil, err
 			}
-			if signed && !certain {
+			if is < isQueued && signed || is < isNamed && !made { // the image of one that is not made any more is gone
 				continue
 			}
 			layers, err := oci.LayersOf(ctx, pushedContent{store: o.registry}, source, p)
@@ -169,20 +187,19 @@ func (o *owner) neededLayers(ctx context.Context) (map[chunk.Digest]bool, error)
 	return needed, nil
 }
 
-// signedFor reports whether a source has an image with a signature for p, or for
-// any platform when p is zero.
-func (o *owner) signedFor(ctx context.Context, source chunk.Digest, p image.Platform) (bool, error) {
+// signedFor reports whether a source has an image for p, or for any platform when p is
+// zero, and one with a signature by one of the keys.
+func (o *owner) signedFor(ctx context.Context, source chunk.Digest, p image.Platform, keys []string) (made, signed bool, err error) {
 	prefix := image.ImagesPrefix + source.Hex() + "/"
 	if p != (image.Platform{}) {
-		prefix = image.SigPrefix(source, p)
+		prefix += p.Key() + "/"
 	}
 	for obj, err := range o.bucket.List(ctx, prefix) {
 		if err != nil {
-			return false, err
+			return false, false, err
 		}
-		if strings.Contains(obj.Key, "/sigs/") {
-			return true, nil
-		}
+		made = made || path.Base(obj.Key) == "statement"
+		signed = signed || strings.Contains(obj.Key, "/sigs/") && slices.Contains(keys, path.Base(obj.Key))
 	}
-	return false, nil
+	return made, signed, nil
 }

@@ -1,0 +1,460 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"quarry/api"
+	"quarry/api/client"
+	"quarry/internal/testimage"
+	"quarry/signer"
+	"quarry/store/bucket"
+	"quarry/store/catalog"
+	"quarry/store/chunk"
+	"quarry/store/image"
+)
+
+// signWorld is a store that signs nothing, with an image that was pushed to it.
+type signWorld struct {
+	*pushWorld
+	*client.Client
+	layout *testimage.Layout
+	ref    image.Ref // t/x:v1@sha256:…
+}
+
+func newSignWorld(t *testing.T) *signWorld {
+	t.Helper()
+	w := newPushWorld(t, true)
+	l := testimage.New(t)
+	one, two := testimage.Layer{Entries: []testimage.Entry{testimage.File("a", "1")}}, testimage.Layer{Entries: []testimage.Entry{testimage.File("b", "2")}}
+	l.Tag("one", l.Image(testimage.Image{Layers: []testimage.Layer{one}}))
+	l.Tag("two", l.Image(testimage.Image{Layers: []testimage.Layer{one, two}}))
+	source := w.push(t, l, "one", "v1")
+	w.convertAll(t)
+	c, err := client.New(client.Config{URL: "http://" + w.url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return &signWorld{w, c, l, image.Ref{Repo: "t/x", Tag: "v1", Digest: &source}}
+}
+
+// newKey makes a key that the store accepts, or not.
+func (w *signWorld) newKey(t *testing.T, name string, accepted bool) (path string, key *signer.Key) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), name)
+	if err := runKeygen(path, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	key, err := signer.LoadKey(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if accepted {
+		if err := key.Public().Save(filepath.Join(w.dir.keys(), name+".pub")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path, key
+}
+
+// sign runs the command.
+func (w *signWorld) sign(t *testing.T, o signOptions, args ...string) (stdout string, err error) {
+	t.Helper()
+	o.target.store = "http://" + w.url
+	var out bytes.Buffer
+	err = runSign(t.Context(), o, args, &out, io.Discard)
+	return out.String(), err
+}
+
+// verified asks for the tag as a worker does that trusts one key.
+func (w *signWorld) verified(t *testing.T, key *signer.Key) (*image.Verified, error) {
+	t.Helper()
+	ref := image.Ref{Repo: "t/x", Tag: "v1"}
+	st, err := w.Image(t.Context(), ref, amd64)
+	if err != nil {
+		return nil, err
+	}
+	return image.Verify(st.Image, st.Name, image.Want{Ref: ref, Platform: amd64, Trust: signer.NewTrust(key.Public())})
+}
+
+var amd64 = image.Platform{OS: "linux", Arch: "amd64"}
+
+func TestAnImageIsSignedFromItsSource(t *testing.T) {
+	w := newSignWorld(t)
+	path, key := w.newKey(t, "k", true)
+	if _, err := w.verified(t, key); !errors.Is(err, api.ErrUnsigned) {
+		t.Fatalf("before: error %v", err)
+	}
+	if out, err := w.sign(t, signOptions{key: path}, "t/x:v1"); !errors.Is(err, errNobodySaid) || !strings.Contains(err.Error(), w.ref.Digest.String()) {
+		t.Errorf("a tag alone: %q, %v", out, err)
+	}
+	out, err := w.sign(t, signOptions{key: path}, w.ref.String())
+	if err != nil || out != w.ref.String()+" signed by "+key.Public().ID()+"\n" {
+		t.Fatalf("got %q, %v", out, err)
+	}
+	v, err := w.verified(t, key)
+	if err != nil || v.Name.Source != *w.ref.Digest || v.Name.Serial != 2 || v.Name.Expires != nil {
+		t.Fatalf("signed: %+v, %v", v, err)
+	}
+	for _, again := range []string{w.ref.String(), "t/x:v1"} {
+		if out, err := w.sign(t, signOptions{key: path}, again); err != nil || !strings.Contains(out, "already") || w.catalog.Serial("t/x", "v1") != 2 {
+			t.Errorf("%s again: %q, %v, serial %d", again, out, err, w.catalog.Serial("t/x", "v1"))
+		}
+	}
+	if _, err := w.sign(t, signOptions{key: path, expires: "2d"}, w.ref.String()); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := w.verified(t, key); err != nil || v.Name.Serial != 3 || v.Name.Expires == nil || v.Name.Expires.Sub(v.Name.Issued) != 48*time.Hour {
+		t.Errorf("for two days: %+v, %v", v, err)
+	}
+}
+
+// The image alone, and what an image index has for two platforms.
+func TestADigestIsSignedWithoutItsTag(t *testing.T) {
+	w := newSignWorld(t)
+	path, key := w.newKey(t, "k", true)
+	if _, err := w.sign(t, signOptions{key: path}, "t/x@"+w.ref.Digest.String()); err != nil {
+		t.Fatal(err)
+	}
+	ref := image.Ref{Repo: "t/x", Digest: w.ref.Digest}
+	st, err := w.Image(t.Context(), ref, amd64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := image.Verify(st.Image, nil, image.Want{Ref: ref, Platform: amd64, Trust: signer.NewTrust(key.Public())}); err != nil {
+		t.Error(err)
+	}
+	if _, err := w.verified(t, key); !errors.Is(err, api.ErrUnsigned) {
+		t.Errorf("its tag: error %v, want unsigned", err)
+	}
+}
+
+// statement returns what the store has of a source, and its key.
+func (w *signWorld) statement(t *testing.T, source chunk.Digest) (key string, st image.Statement) {
+	t.Helper()
+	key = image.StatementKey(source, amd64)
+	raw, err := bucket.ReadObject(t.Context(), w.bucket, key, image.MaxStatement)
+	if err == nil {
+		st, err = image.DecodeStatement(raw)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key, st
+}
+
+func TestAStoreThatHasAnotherImageIsRefused(t *testing.T) {
+	w := newSignWorld(t)
+	path, _ := w.newKey(t, "k", true)
+	other := w.push(t, w.layout, "two", "other")
+	w.convertAll(t)
+	at, st := w.statement(t, *w.ref.Digest)
+	_, evil := w.statement(t, other)
+	tests := map[string]struct {
+		change func(*image.Statement)
+		says   string
+		honest bool // no damage
+	}{
+		"another tree": {func(s *image.Statement) {
+			s.Bootstrap, s.BootstrapSize, s.Blob, s.Tree = evil.Bootstrap, evil.BootstrapSize, evil.Blob, evil.Tree
+		}, "/b, which should not be there", false},
+		"a bootstrap that is not there":   {func(s *image.Statement) { s.Bootstrap = chunk.Sum([]byte("x")) }, "its metadata is", false},
+		"another config":                  {func(s *image.Statement) { s.Config = evil.Config }, "its config is", false},
+		"another tree digest":             {func(s *image.Statement) { s.Tree = evil.Tree }, "another thing", false},
+		"another source":                  {func(s *image.Statement) { s.Source = other }, "the statement of source", false},
+		"another platform":                {func(s *image.Statement) { s.Platform.Arch = "arm64" }, "linux/arm64", false},
+		"the image of another converter":  {func(s *image.Statement) { s.Converter = "quarry-converter/1" }, "sign with the quarry that made it", true},
+		"the chunk size of another store": {func(s *image.Statement) { s.ChunkSize *= 2 }, "the chunk size", false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			lie := st
+			tt.change(&lie)
+			raw, err := image.EncodeStatement(lie)
+			if err == nil {
+				err = w.bucket.Put(t.Context(), at, bytes.NewReader(raw), int64(len(raw)))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = w.sign(t, signOptions{key: path}, w.ref.String())
+			if err == nil || !strings.Contains(err.Error(), tt.says) || errors.Is(err, errDamage) == tt.honest {
+				t.Errorf("got %v", err)
+			}
+			if there, err := w.Signable(t.Context(), w.ref); err != nil || there.Images[0].Image != nil || there.Name.Statement != nil {
+				t.Errorf("something was signed: %+v, %v", there, err)
+			}
+		})
+	}
+}
+
+// signed makes a request as the command makes it.
+func (w *signWorld) request(t *testing.T, key *signer.Key, name image.NameStatement, change func([]byte) []byte) api.SignRequest {
+	t.Helper()
+	at, _ := w.statement(t, *w.ref.Digest)
+	raw, err := bucket.ReadObject(t.Context(), w.bucket, at, image.MaxStatement)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sig, err := signer.Sign(key, image.StatementType, change(raw)).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name.Issued = time.Unix(1e9, 0)
+	payload, err := image.EncodeNameStatement(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env, err := signer.Envelope{PayloadType: image.NameStatementType, Payload: payload, Signatures: []signer.Signature{signer.Sign(key, image.NameStatementType, payload)}}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return api.SignRequest{Images: []api.ImageSignature{{Platform: "linux/amd64", Signature: sig}}, Name: env}
+}
+
+func TestTheStoreHoldsSignaturesAgainstWhatItHas(t *testing.T) {
+	w := newSignWorld(t)
+	_, key := w.newKey(t, "k", true)
+	_, stranger := w.newKey(t, "stranger", false)
+	other := w.push(t, w.layout, "two", "other")
+	w.convertAll(t)
+	same := func(b []byte) []byte { return b }
+	name := image.NameStatement{Repo: "t/x", Tag: "v1", Source: *w.ref.Digest, Serial: 2}
+	with := func(change func(*image.NameStatement)) api.SignRequest {
+		n := name
+		change(&n)
+		r := w.request(t, key, n, same)
+		r.Images = nil
+		return r
+	}
+	arm := w.request(t, key, name, same)
+	arm.Images[0].Platform = "linux/arm64"
+	noDigest := image.Ref{Repo: "t/x", Tag: "v1"}
+	moved := image.Ref{Repo: "t/x", Tag: "other", Digest: w.ref.Digest}
+	gone := image.Ref{Repo: "t/x", Tag: "gone", Digest: w.ref.Digest}
+	tests := map[string]struct {
+		ref  image.Ref
+		req  api.SignRequest
+		want error
+	}{
+		"a key that is not accepted":   {w.ref, w.request(t, stranger, name, same), api.ErrBadSignature},
+		"a signature of other bytes":   {w.ref, w.request(t, key, name, func(b []byte) []byte { return append(b, ' ') }), api.ErrBadSignature},
+		"a platform that is not there": {w.ref, arm, api.ErrImageUnknown},
+		"no signature":                 {w.ref, api.SignRequest{Images: []api.ImageSignature{{Platform: "linux/amd64", Signature: []byte(`{}`)}}}, api.ErrBadRequest},
+		"no platform":                  {w.ref, api.SignRequest{Images: []api.ImageSignature{{Signature: []byte(`{}`)}}}, api.ErrBadRequest},
+		"no digest":                    {noDigest, w.request(t, key, name, same), api.ErrBadRequest},
+		"the name of another repo":     {w.ref, with(func(n *image.NameStatement) { n.Repo = "t/y" }), api.ErrBadSignature},
+		"the name of another tag":      {w.ref, with(func(n *image.NameStatement) { n.Tag = "other" }), api.ErrBadSignature},
+		"another source":               {w.ref, with(func(n *image.NameStatement) { n.Source = other }), api.ErrBadSignature},
+		"a serial that was used":       {w.ref, with(func(n *image.NameStatement) { n.Serial = 1 }), catalog.ErrStale},
+		"a serial that is far ahead":   {w.ref, with(func(n *image.NameStatement) { n.Serial = 3 }), api.ErrBadSignature},
+		"a tag that has moved":         {moved, with(func(n *image.NameStatement) { n.Tag = "other" }), api.ErrMoved},
+		"a tag that is gone":           {gone, with(func(n *image.NameStatement) { n.Tag = "gone" }), api.ErrMoved},
+	}
+	for what, tt := range tests {
+		if err := w.Sign(t.Context(), tt.ref, tt.req); !errors.Is(err, tt.want) {
+			t.Errorf("%s: error %v, want %v", what, err, tt.want)
+		}
+	}
+	if there, err := w.Signable(t.Context(), w.ref); err != nil || there.Images[0].Image != nil || there.Name.Statement != nil || there.Name.Serial != 1 {
+		t.Errorf("something was taken: %+v, %v", there, err)
+	}
+	if err := w.Sign(t.Context(), w.ref, w.request(t, key, name, same)); err != nil {
+		t.Errorf("the right one: %v", err)
+	}
+	if _, err := w.verified(t, key); err != nil {
+		t.Error(err)
+	}
+}
+
+// replacing is a bucket in which a conversion replaces a statement as a signature of
+// the old one is stored.
+type replacing struct {
+	bucket.Bucket
+	at string
+}
+
+func (b replacing) Put(ctx context.Context, key string, body io.ReaderAt, size int64) error {
+	if err := b.Bucket.Put(ctx, key, body, size); err != nil {
+		return err
+	}
+	return b.Bucket.Put(ctx, b.at, strings.NewReader("another"), 7)
+}
+
+func TestASignatureDoesNotStayWithAnotherStatement(t *testing.T) {
+	w := newSignWorld(t)
+	_, key := w.newKey(t, "k", true)
+	req := w.request(t, key, image.NameStatement{Repo: "t/x", Tag: "v1", Source: *w.ref.Digest, Serial: 2}, func(b []byte) []byte { return b })
+	at := image.StatementKey(*w.ref.Digest, amd64)
+	err := addSignature(t.Context(), replacing{w.bucket, at}, *w.ref.Digest, req.Images[0], signer.NewTrust(key.Public()))
+	if !errors.Is(err, api.ErrMoved) {
+		t.Errorf("error %v, want %v", err, api.ErrMoved)
+	}
+	if _, err := w.bucket.Stat(t.Context(), image.SigKey(*w.ref.Digest, amd64, key.Public().ID())); !errors.Is(err, bucket.ErrNotFound) {
+		t.Errorf("the signature is there: %v", err)
+	}
+}
+
+func TestKeysAreChanged(t *testing.T) {
+	w := newSignWorld(t)
+	oldPath, oldKey := w.newKey(t, "old", true)
+	newPath, newKey := w.newKey(t, "new", true)
+	unsaid := w.push(t, w.layout, "two", "unsaid") // that nobody has signed
+	w.convertAll(t)
+	if _, err := w.sign(t, signOptions{key: oldPath, expires: "30d"}, w.ref.String()); err != nil {
+		t.Fatal(err)
+	}
+	before, err := w.verified(t, oldKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := signOptions{key: newPath, all: true, target: target{trust: oldPath + ".pub"}}
+	out, err := w.sign(t, all)
+	if err != nil || out != w.ref.String()+" signed by "+newKey.Public().ID()+"\n" {
+		t.Fatalf("got %q, %v", out, err)
+	}
+	after, err := w.verified(t, newKey)
+	if err != nil || after.ID != before.ID || after.Name.Serial != before.Name.Serial+1 || !after.Name.Expires.Equal(*before.Name.Expires) {
+		t.Fatalf("before %+v, after %+v, %v", before.Name, after.Name, err)
+	}
+	if there, err := w.Signable(t.Context(), image.Ref{Repo: "t/x", Tag: "unsaid"}); err != nil || there.Source != unsaid || there.Name.Statement != nil || there.Images[0].Image != nil {
+		t.Errorf("what nobody has signed: %+v, %v", there, err)
+	}
+	// Whoever trusts the old key alone runs the image by its digest until that key is
+	// no longer accepted and another signature comes.
+	oldSig := image.SigKey(*w.ref.Digest, amd64, oldKey.Public().ID())
+	if _, err := w.bucket.Stat(t.Context(), oldSig); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(filepath.Join(w.dir.keys(), "old.pub")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.sign(t, signOptions{key: oldPath, expires: "1d"}, w.ref.String()); !errors.Is(err, api.ErrBadSignature) {
+		t.Errorf("by the old key: error %v", err)
+	}
+	thirdPath, _ := w.newKey(t, "third", true)
+	if _, err := w.sign(t, signOptions{key: thirdPath}, w.ref.String()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.bucket.Stat(t.Context(), oldSig); !errors.Is(err, bucket.ErrNotFound) {
+		t.Errorf("the revoked signature: %v", err)
+	}
+}
+
+// A store that shows an old name statement again does not get one that is newer than
+// what workers have seen.
+func TestAnOldNameIsNotSignedAsTheNewest(t *testing.T) {
+	w := newSignWorld(t)
+	path, _ := w.newKey(t, "k", true)
+	newPath, _ := w.newKey(t, "new", true)
+	if _, err := w.sign(t, signOptions{key: path}, w.ref.String()); err != nil {
+		t.Fatal(err)
+	}
+	there, err := w.Signable(t.Context(), w.ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there.Name.Serial = 40 // of a tag that has moved on
+	key, err := signer.LoadKey(newPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	oldPub, err := signer.LoadTrust(path + ".pub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &signing{key: key, own: signer.NewTrust(key.Public()), trust: oldPub, store: w.Client, bar: newProgress(io.Discard)}
+	s.target.store = "http://" + w.url
+	req, _, err := s.sign(t.Context(), image.Ref{Repo: "t/x", Tag: "v1"}, there)
+	if err != nil {
+		t.Fatal(err)
+	}
+	payload, _, err := signer.Open(req.Name, image.NameStatementType, s.own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := image.DecodeNameStatement(payload); err != nil || n.Serial != 3 {
+		t.Errorf("it has serial %d, %v; want 3, after the one that it follows", n.Serial, err)
+	}
+}
+
+func TestWhatIsDroppedIsSignedFromElsewhere(t *testing.T) {
+	w := newSignWorld(t)
+	path, key := w.newKey(t, "k", true)
+	layer, _ := w.layout.Layer(testimage.Layer{Entries: []testimage.Entry{testimage.File("a", "1")}})
+	w.retain = retention{drop: true}
+	if err := w.catalog.DeleteName(t.Context(), "t/x", "v1"); err != nil {
+		t.Fatal(err)
+	}
+	if w.drop(t, time.Hour); !w.has(t, layer.Digest) {
+		t.Fatal("the layer went when the image had lost its name, and a signature is still to be made from it")
+	}
+	byDigest := "t/x@" + w.ref.Digest.String()
+	if _, err := w.sign(t, signOptions{key: path}, byDigest); err != nil {
+		t.Fatal(err)
+	}
+	if w.drop(t, time.Hour); w.has(t, layer.Digest) {
+		t.Fatal("the layer of a signed image stays")
+	}
+	again, _ := w.newKey(t, "again", true)
+	if _, err := w.sign(t, signOptions{key: again}, byDigest); err == nil || !strings.Contains(err.Error(), "--source") {
+		t.Errorf("without layers: error %v", err)
+	}
+	if _, err := w.sign(t, signOptions{key: again, source: w.layout.Source(":two")}, byDigest); err == nil || !strings.Contains(err.Error(), "another image") {
+		t.Errorf("from another source: error %v", err)
+	}
+	if _, err := w.sign(t, signOptions{key: again, source: w.layout.Source(":one")}, byDigest); err != nil {
+		t.Error(err)
+	}
+	for _, accepted := range [][]string{{key.Public().ID()}, nil} { // what a key that is not accepted has signed is unsigned
+		if made, signed, err := w.signedFor(t.Context(), *w.ref.Digest, amd64, accepted); err != nil || !made || signed != (accepted != nil) {
+			t.Errorf("accepted %s: made %t, signed %t, %v", accepted, made, signed, err)
+		}
+	}
+}
+
+// An image that was collected is not signed any more, so nothing needs its layers.
+func TestTheLayersOfAnImageThatIsGoneGo(t *testing.T) {
+	w := newSignWorld(t)
+	layer, _ := w.layout.Layer(testimage.Layer{Entries: []testimage.Entry{testimage.File("a", "1")}})
+	w.retain = retention{drop: true}
+	at, _ := w.statement(t, *w.ref.Digest)
+	if err := errors.Join(w.catalog.DeleteName(t.Context(), "t/x", "v1"), w.bucket.Delete(t.Context(), at)); err != nil {
+		t.Fatal(err)
+	}
+	if w.drop(t, time.Hour); w.has(t, layer.Digest) {
+		t.Error("the layer stays")
+	}
+}
+
+func TestSignSaysWhatIsWrongWithItsWords(t *testing.T) {
+	ref := "t/x:v1@" + chunk.Sum(nil).String()
+	for name, tt := range map[string]struct {
+		o    signOptions
+		args []string
+	}{
+		"no key":                    {signOptions{}, []string{ref}},
+		"nothing to sign":           {signOptions{key: "k"}, nil},
+		"all, and one":              {signOptions{key: "k", all: true}, []string{ref}},
+		"no name":                   {signOptions{key: "k"}, []string{"T"}},
+		"a source for two":          {signOptions{key: "k", source: "oci:x"}, []string{ref, ref}},
+		"a source that is none":     {signOptions{key: "k", source: "x"}, []string{ref}},
+		"a time without digest":     {signOptions{key: "k", expires: "1d"}, []string{"t/x:v1"}},
+		"a time without tag":        {signOptions{key: "k", expires: "1d"}, []string{"t/x@" + chunk.Sum(nil).String()}},
+		"a time for all":            {signOptions{key: "k", all: true, expires: "1d"}, nil},
+		"a time that is none":       {signOptions{key: "k", expires: "soon"}, []string{ref}},
+		"a limit that is not known": {signOptions{key: "k", limits: limits{"X": 1}}, []string{ref}},
+	} {
+		if err := runSign(t.Context(), tt.o, tt.args, io.Discard, io.Discard); !errors.Is(err, errUsage) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
