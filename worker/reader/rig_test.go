@@ -98,7 +98,7 @@ func (r *rig) start(t *testing.T, diskBytes int64) {
 	}
 	go func() { // ends with r.end
 		ended <- reader.Run(ctx, reader.Config{
-			Dir: r.dir, DiskBytes: diskBytes, ReadTimeout: r.patience, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
+			Dir: r.dir, DiskBytes: diskBytes, ReadTimeout: r.patience, Idle: time.Hour, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
 			Open: func(o folder.Origin) (reader.ChunkSource, error) {
 				c, err := client.New(client.Config{URL: o.Stores[0], Attempts: 1, Backoff: time.Millisecond})
 				return wrap(source{client.NewStores(client.StoresConfig{Clients: []*client.Client{c}, Attempts: 1, Backoff: time.Millisecond})}), err
