@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"strings"
 	"syscall"
@@ -73,9 +74,40 @@ func (o *owner) openCatalog(ctx context.Context, cfg ownerConfig) (err error) {
 		return err
 	}
 	if s, ok := o.bucket.(interface{ Sweep() error }); ok {
-		return s.Sweep()
+		if err := s.Sweep(); err != nil { // of what nobody writes yet
+			return err
+		}
 	}
+	o.mark = o.startMark(cfg.log)
 	return nil
+}
+
+// mark keeps the writer's mark, from when the store is this process's: to open it may
+// take longer than others wait for a writer that gives no sign of life.
+type mark struct {
+	keeper *writer.Keeper
+	cancel context.CancelFunc
+	done   chan struct{} // closed when err is set
+	err    error
+}
+
+func (o *owner) startMark(log *slog.Logger) *mark {
+	ctx, cancel := context.WithCancel(context.Background())
+	m := &mark{
+		keeper: writer.NewKeeper(writer.KeeperConfig{Bucket: o.bucket, Catalog: o.catalog, Self: o.self, Log: log}),
+		cancel: cancel, done: make(chan struct{}),
+	}
+	go func() { // ends with stop, which waits for it
+		defer close(m.done)
+		m.err = m.keeper.Run(ctx)
+	}()
+	return m
+}
+
+// stop ends the renewals.
+func (m *mark) stop() {
+	m.cancel()
+	<-m.done
 }
 
 // id returns what tells this data folder from others, also from copies of it: while
@@ -105,36 +137,38 @@ func (d dataDir) id() (string, error) {
 	return hex.EncodeToString(sum[:folderIDSize]), nil
 }
 
-// keepMark renews the writer's mark until ctx ends. When another writer has taken the
-// store over it says so, lets reads go on for a moment, and returns the error that
-// ends the process.
+// keepMark says where the writer listens and waits until ctx ends. When another writer
+// has taken the store over it says so, lets reads go on for a moment, and returns the
+// error that ends the process.
 func (o *owner) keepMark(ctx context.Context, url string) error {
 	if o.follower != nil {
 		o.follower.Run(ctx)
 		return nil
 	}
-	o.keeper = writer.NewKeeper(writer.KeeperConfig{Bucket: o.bucket, Catalog: o.catalog, Self: o.self, URL: url, Log: o.log})
-	err := o.keeper.Run(ctx)
-	if err == nil {
+	o.mark.keeper.At(url)
+	select {
+	case <-ctx.Done():
 		return nil
+	case <-o.mark.done:
 	}
-	o.log.ErrorContext(ctx, "fenced: no write is acknowledged any more, reads go on for a moment", "error", err, "for", fencedTime)
+	o.log.ErrorContext(ctx, "fenced: no write is acknowledged any more, reads go on for a moment", "error", o.mark.err, "for", fencedTime)
 	select {
 	case <-ctx.Done():
 	case <-time.After(fencedTime):
 	}
-	return fmt.Errorf("data folder %s: %w", o.dir, err)
+	return fmt.Errorf("data folder %s: %w", o.dir, o.mark.err)
 }
 
 // release tells who stands by that this process writes no more, once that is so.
 func (o *owner) release(ctx context.Context) {
-	if o.keeper == nil {
+	if o.mark == nil {
 		return
 	}
 	o.upkeep.close()
+	o.mark.stop()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTime)
 	defer cancel()
-	if err := o.keeper.Release(ctx); err != nil && !errors.Is(err, catalog.ErrFenced) {
+	if err := o.mark.keeper.Release(ctx); err != nil && !errors.Is(err, catalog.ErrFenced) {
 		o.log.WarnContext(ctx, "the store was not released: who stands by waits until the mark has stood still", "error", err)
 	}
 }

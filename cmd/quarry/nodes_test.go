@@ -6,6 +6,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
+
+	"quarry/store/writer"
 )
 
 // A copy of a data folder is another folder: who has its lock says nothing of the
@@ -67,5 +70,28 @@ func TestAReadOnlyNodeNeedsToKnowItsBucket(t *testing.T) {
 	}
 	if _, err := os.Stat(d); err == nil {
 		t.Error("the folder was made")
+	}
+}
+
+// The mark of a writer is there before it has opened the index: that may take longer
+// than others wait.
+func TestTheMarkIsKeptWhileTheStoreIsOpened(t *testing.T) {
+	cfg := ownerConfig{dir: dataDir(t.TempDir()), log: warnings(os.Stderr)}
+	o, err := lockOwner(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.close()
+	if err := errors.Join(o.openBucket(t.Context(), cfg), o.openCatalog(t.Context(), cfg)); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		m, err := writer.Read(t.Context(), o.bucket)
+		if err == nil && m.Writer == o.self.ID && !m.Released {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the mark is %+v, error %v", m, err)
+		}
 	}
 }

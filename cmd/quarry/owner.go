@@ -33,7 +33,6 @@ import (
 	"quarry/store/jobs"
 	"quarry/store/packed"
 	"quarry/store/registry"
-	"quarry/store/writer"
 	"quarry/worker/folder"
 )
 
@@ -120,7 +119,7 @@ type owner struct {
 	collected *prometheus.Registry
 
 	self     catalog.Writer
-	keeper   *writer.Keeper   // set by keepMark
+	mark     *mark            // nil on a node that only reads, and until it writes
 	follower *follow.Follower // nil on the writer
 }
 
@@ -245,6 +244,9 @@ func (o *owner) close() error {
 	}
 	if o.upkeep != nil {
 		o.upkeep.close()
+	}
+	if o.mark != nil {
+		o.mark.stop()
 	}
 	if o.registry != nil {
 		errs = append(errs, o.registry.Close())

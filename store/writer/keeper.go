@@ -18,7 +18,6 @@ type KeeperConfig struct {
 	Bucket  bucket.Bucket
 	Catalog *catalog.Catalog // opened with Self as its Writer
 	Self    catalog.Writer
-	URL     string        // where it listens
 	Every   time.Duration // between renewals; 0 = Every
 	Log     *slog.Logger  // nil = discard
 }
@@ -27,8 +26,10 @@ type KeeperConfig struct {
 // another one has taken the store over.
 type Keeper struct {
 	cfg KeeperConfig
+	now chan struct{} // has an element when Run is to renew at once
 
 	mu    sync.Mutex // guards what follows, and is held during a renewal
+	url   string
 	count uint64
 	left  []byte // the mark as it was left last
 }
@@ -41,7 +42,18 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Keeper{cfg: cfg}
+	return &Keeper{cfg: cfg, now: make(chan struct{}, 1)}
+}
+
+// At says where the process listens, from the next mark on, which Run leaves at once.
+func (k *Keeper) At(url string) {
+	k.mu.Lock()
+	k.url = url
+	k.mu.Unlock()
+	select {
+	case k.now <- struct{}{}:
+	default: // it is told already
+	}
 }
 
 // Run renews the mark until ctx ends, and then returns nil, or until another writer
@@ -70,6 +82,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 		case <-k.cfg.Catalog.Fenced():
 			return k.cfg.Catalog.Confirm(ctx) // which says by whom
 		case <-tick.C:
+		case <-k.now:
 		}
 	}
 }
@@ -79,27 +92,25 @@ func (k *Keeper) Run(ctx context.Context) error {
 func (k *Keeper) Release(ctx context.Context) error { return k.renew(ctx, true) }
 
 // renew leaves the next mark, unless there is one of somebody else and the journal
-// says that it is right.
+// says that it is right. The first one asks the journal whatever there is: it may come
+// long after the take-over.
 func (k *Keeper) renew(ctx context.Context, release bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.left != nil || release {
-		raw, err := readRaw(ctx, k.cfg.Bucket)
-		if isAway(err) {
-			return err
-		}
-		if !bytes.Equal(raw, k.left) {
-			if err := k.cfg.Catalog.Confirm(ctx); err != nil {
-				return fmt.Errorf("another writer left its mark: %w", err)
-			}
+	raw, err := readRaw(ctx, k.cfg.Bucket)
+	if isAway(err) {
+		return err
+	}
+	if k.left == nil || !bytes.Equal(raw, k.left) {
+		if err := k.cfg.Catalog.Confirm(ctx); err != nil {
+			return fmt.Errorf("another writer may have left its mark: %w", err)
 		}
 	}
 	m := Mark{
 		Version: markVersion, Epoch: k.cfg.Catalog.Epoch().N, Writer: k.cfg.Self.ID, Folder: k.cfg.Self.Folder,
-		Host: k.cfg.Self.Host, PID: k.cfg.Self.PID, URL: k.cfg.URL, Count: k.count + 1, Released: release,
+		Host: k.cfg.Self.Host, PID: k.cfg.Self.PID, URL: k.url, Count: k.count + 1, Released: release,
 	}
-	raw, err := m.Encode()
-	if err != nil {
+	if raw, err = m.Encode(); err != nil {
 		return err
 	}
 	if err := put(ctx, k.cfg.Bucket, raw); err != nil {

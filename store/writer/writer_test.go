@@ -61,7 +61,8 @@ func (n *node) start(t *testing.T, limit time.Duration) *active {
 }
 
 func (n *node) keep(t *testing.T, c *catalog.Catalog) *active {
-	k := writer.NewKeeper(writer.KeeperConfig{Bucket: n.bucket, Catalog: c, Self: n.self, URL: "http://" + n.self.Folder[:1]})
+	k := writer.NewKeeper(writer.KeeperConfig{Bucket: n.bucket, Catalog: c, Self: n.self})
+	k.At("http://" + n.self.Folder[:1])
 	ctx, kill := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- k.Run(ctx) }() // ends with ctx
@@ -150,6 +151,47 @@ func TestNobodyWaitsForAWriterThatSurelyLeft(t *testing.T) {
 				second := newNode(b, test.folder).start(t, 0)
 				if got := second.catalog.Epoch().N; got != 2 {
 					t.Errorf("got epoch %d, want 2", got)
+				}
+			})
+		})
+	}
+}
+
+// Who has taken over and needs an hour to open what it has is left alone meanwhile; one
+// that leaves no mark in that time is overtaken, and does not put its own mark over that
+// of the next.
+func TestAWriterThatIsNotReadyYetIsNotOvertaken(t *testing.T) {
+	for name, marks := range map[string]bool{"it leaves its mark": true, "it leaves none": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := mem.New()
+				first := newNode(b, "a").start(t, 0)
+				first.kill()
+				slow := newNode(b, "b")
+				c, err := slow.await(t.Context())
+				must(t, err)
+				var opening *active
+				if marks {
+					opening = slow.keep(t, c)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				third := newNode(b, "c")
+				got, err := third.await(ctx)
+				if marks {
+					if !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("await: got error %v, want that it waits", err)
+					}
+					must(t, setName(t, opening.catalog, "ready"))
+					return
+				}
+				must(t, err)
+				third.keep(t, got)
+				wantFenced(t, "the keeper of the slow one", <-slow.keep(t, c).ended)
+				m, err := writer.Read(t.Context(), b)
+				must(t, err)
+				if m.Writer != third.self.ID {
+					t.Errorf("the mark is of %s, want the third writer", m)
 				}
 			})
 		})
