@@ -232,6 +232,9 @@ func (r *run) run(ctx context.Context) error {
 	if err := r.copy(ctx); err != nil {
 		return err
 	}
+	if len(sessions) == 0 { // else what they count on shows in the second mark
+		r.cfg.Store.Drain(r.ids())
+	}
 	if err := r.wait(ctx, sessions); err != nil {
 		return err
 	}

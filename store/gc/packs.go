@@ -113,6 +113,7 @@ func (r *run) deletePacks(ctx context.Context) error {
 	if err := r.copy(ctx); err != nil {
 		return err
 	}
+	r.cfg.Store.Drain(r.ids())
 	retired, err := r.cfg.Store.Retire(ctx, r.ids(), r.marks.chunks.has)
 	for _, id := range retired {
 		r.report.Retired.add(r.size[id])

@@ -116,10 +116,15 @@ func (s *Store) Copy(ctx context.Context, ids []chunk.Digest, live func(*chunk.D
 	if c.open != nil {
 		err = c.seal(ctx)
 	}
+	return c.stats, err
+}
+
+// Drain says of packs that all was copied out of them that anybody may need: from now on
+// a read of what they have left is an alarm.
+func (s *Store) Drain(ids []chunk.Digest) {
 	for _, id := range ids {
 		s.drained.add(id)
 	}
-	return c.stats, err
 }
 
 // copier fills packs with chunks of others.
@@ -354,9 +359,13 @@ func (s *Store) burn(ctx context.Context, id chunk.Digest) (bool, error) {
 }
 
 // watch raises the alarm for a read of what gc has found to be needed by nobody: a
-// reader without a lease, or a fault of gc. The right bytes are given all the same.
+// reader without a lease, or a fault of gc. The right bytes are given all the same. A
+// chunk that is elsewhere by now was copied after it had been looked up.
 func (s *Store) watch(ctx context.Context, d, id chunk.Digest) {
 	if s.drained.empty() || !s.drained.has(id) || !s.catalog.IsPackCondemned(id) {
+		return
+	}
+	if locs, found, err := s.lookupNow(ctx, []chunk.Digest{d}); err != nil || !found[0] || locs[0].Pack != id {
 		return
 	}
 	s.metrics.alarms.Inc()

@@ -155,6 +155,11 @@ func TestAReadOfACondemnedChunkRaisesAnAlarm(t *testing.T) {
 	if _, err := o.Copy(t.Context(), ids, liveOnly(ps[:3]), noBad(t)); err != nil {
 		t.Fatal(err)
 	}
+	o.wantAll(t, ps)
+	if strings.Contains(log.String(), "alarm") {
+		t.Errorf("an alarm while conversions may count on the pack:\n%s", &log)
+	}
+	o.Drain(ids)
 	o.wantAll(t, ps[:3])
 	if strings.Contains(log.String(), "alarm") {
 		t.Errorf("an alarm for chunks that were copied:\n%s", &log)

@@ -90,8 +90,8 @@ type Store struct {
 	damagedMu sync.Mutex // guards damagedHere
 	// damagedHere are the copies that reads of a ReadOnly store found damaged.
 	damagedHere map[catalog.CondemnedChunk]struct{}
-	// drained are condemned packs from which all was copied that somebody needs, as far
-	// as is known: a read of such a pack is an alarm. alarmed are those that had one.
+	// drained are those of Drain: a read of such a pack is an alarm. alarmed are those
+	// that had one.
 	drained, alarmed packSet
 }
 
