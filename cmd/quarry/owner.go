@@ -164,7 +164,7 @@ func lockOwner(cfg ownerConfig) (_ *owner, err error) {
 	if o.lock, err = proc.TryLock(cfg.dir.lock()); err != nil {
 		return nil, cfg.dir.wrap(err)
 	}
-	if err := writeHolder(o.lock, cfg.background); err != nil {
+	if err := errors.Join(cfg.dir.makeRoom(cfg.log), writeHolder(o.lock, cfg.background)); err != nil {
 		return nil, errors.Join(cfg.dir.wrap(err), o.close())
 	}
 	return o, nil

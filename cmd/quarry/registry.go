@@ -3,9 +3,20 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 
 	"quarry/store/registry"
+)
+
+const (
+	// startRoom is what must be free for a node to start: the index needs 18 MiB at most
+	// to open, and 32 MiB for its first change.
+	startRoom = 64 << 20
+	// keepFree is what uploads leave, so that conversions go on and the node can start
+	// again: beside that, a pack that is made and, where the bucket is in the folder, the
+	// same once more.
+	keepFree = startRoom + 2*64<<20
 )
 
 // minUploadSpace is the least that --upload-space may be: less would refuse common
@@ -30,11 +41,21 @@ func (s uploadSpace) bytes() (int64, error) {
 	return n, nil
 }
 
+// makeRoom removes unfinished uploads when the disk is too full to start. Their clients
+// send them anew; without a node they could not either.
+func (d dataDir) makeRoom(log *slog.Logger) error {
+	n, size, err := registry.MakeRoom(d.uploads(), startRoom)
+	if n > 0 {
+		log.Warn("the disk was full: unfinished uploads were removed, their clients have to send them anew", "folder", d.uploads(), "uploads", n, "bytes", size)
+	}
+	return err
+}
+
 // openRegistry opens what is pushed to /v2/, and the uploads that were under way.
 func (o *owner) openRegistry(cfg ownerConfig) (err error) {
 	o.registry, err = registry.Open(registry.Config{
 		Bucket: o.bucket, Names: o.catalog, Key: o.signing, Dir: o.dir.uploads(),
-		UploadSpace: cfg.uploadSpace, Log: o.log,
+		UploadSpace: cfg.uploadSpace, KeepFree: keepFree, Log: o.log,
 		Pushed: o.pushed, Confirm: o.catalog.Confirm,
 	})
 	return err

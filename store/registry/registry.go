@@ -69,6 +69,7 @@ type Config struct {
 	Confirm func(ctx context.Context) error
 
 	UploadSpace int64         // bytes of all uploads under way together; 0 = DefaultUploadSpace
+	KeepFree    int64         // bytes of the disk that uploads leave free; 0: they may fill it
 	MaxUploads  int           // uploads under way; 0 = 1024
 	MaxBlob     int64         // bytes of one blob; 0 = 64 GiB
 	UploadIdle  time.Duration // an upload that nothing was written to for so long is removed; 0 = 24 h

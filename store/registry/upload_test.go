@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -248,5 +249,32 @@ func TestAnUploadOutlivesAFaultOfTheBucket(t *testing.T) {
 		if got, err := read(t, l, "a", d); err != nil || string(got) != "layer" {
 			t.Errorf("got %q, %v", got, err)
 		}
+	}
+}
+
+// What a node needs of the disk is not for uploads, and when the disk is full all the
+// same, uploads make room for it.
+func TestUploadsLeaveRoom(t *testing.T) {
+	l := newLab(t, func(c *registry.Config) { c.KeepFree = 1 << 60 })
+	id, err := l.StartUpload("a", "")
+	must(t, err)
+	_, err = l.AppendUpload("a", id, part([]byte("x")))
+	wantErr(t, "a disk with less than is kept free", err, syscall.ENOSPC)
+	wantOffset(t, l, id, 0)
+	wantFiles(t, l, 1)
+
+	if n, _, err := registry.MakeRoom(l.cfg.Dir, 1); n != 0 || err != nil {
+		t.Errorf("with room: %d removed, %v", n, err)
+	}
+	wantFiles(t, l, 1)
+	if n, size, err := registry.MakeRoom(l.cfg.Dir, 1<<60); n != 1 || size < 512 || err != nil {
+		t.Errorf("without room: %d removed, %d bytes, %v", n, size, err)
+	}
+	wantFiles(t, l, 0)
+	l.open(t)
+	_, err = l.UploadOffset("a", id)
+	wantErr(t, "removed", err, registry.ErrUploadUnknown)
+	if _, _, err := registry.MakeRoom(filepath.Join(l.cfg.Dir, "none"), 1); err != nil {
+		t.Errorf("without a folder: %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"quarry/internal/durable"
@@ -49,6 +50,7 @@ type uploads struct {
 	used int64 // bytes of all, and those reserved for what is being received
 	// usedBy is what of it each holder has; of those that have something.
 	usedBy map[string]int64
+	due    int64 // of used, what is reserved and not yet in a file
 }
 
 // openUploads takes up the uploads that are in the folder: they go on where their
@@ -201,10 +203,21 @@ func (us *uploads) offset(repo, id string) (int64, error) {
 }
 
 // reserve takes room for n more bytes of an upload. Errors: ErrUploadSpace,
-// ErrHolderSpace.
+// ErrHolderSpace, and ENOSPC when the disk would have less than Config.KeepFree then:
+// what a node needs to go on, and to start again, is not for uploads.
 func (us *uploads) reserve(u *upload, n int64) error {
 	us.mu.Lock()
 	defer us.mu.Unlock()
+	if us.cfg.KeepFree > 0 {
+		free, err := freeBytes(us.path)
+		if err != nil {
+			return err
+		}
+		if free-us.due-n < us.cfg.KeepFree {
+			return fmt.Errorf("%w: uploads leave %d MiB of the disk of %s free, and %d MiB are: free space and try again",
+				syscall.ENOSPC, us.cfg.KeepFree>>20, us.path, free>>20)
+		}
+	}
 	if us.used+n > us.cfg.UploadSpace {
 		return fmt.Errorf("%w: unfinished uploads have %d of %d bytes (--upload-space); finish or cancel one, or try later",
 			ErrUploadSpace, us.used, us.cfg.UploadSpace)
@@ -214,6 +227,7 @@ func (us *uploads) reserve(u *upload, n int64) error {
 			ErrHolderSpace, us.usedBy[u.holder], most)
 	}
 	us.take(u, n)
+	us.due += n
 	return nil
 }
 
@@ -233,6 +247,7 @@ func (us *uploads) giveBack(u *upload, n int64) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	us.take(u, -n)
+	us.due -= n
 }
 
 // wrote makes n bytes part of an upload; they stay reserved as long as it is there.
@@ -240,6 +255,7 @@ func (us *uploads) wrote(u *upload, n int64) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	u.size += n
+	us.due -= n
 }
 
 // drop ends an upload and removes its file. One that cannot be removed goes on
