@@ -189,7 +189,7 @@ func TestStatesAreShown(t *testing.T) {
 	p := newPage(t, w, func(c *page.Config) { c.Jobs = q })
 	body := await(t, p, everything, "/",
 		`>a/ready<wbr>:1`, `"state ready"`, `"state unsigned"`, `"state missing"`, `"state converting"`, `"state pending"`, `"state failed"`,
-		"newest conversion failed", "layer 2 is no archive", "<dd>etc/passwd</dd>", "<dd>sha256:" + strings.Repeat("ab", 32) + "</dd>", "entry is odd", `value="75"`, "1 of &lt;2&gt;")
+		"newest conversion failed", "layer 2 is no archive", "<dd>etc/passwd</dd>", "<dd>sha256:"+strings.Repeat("ab", 32)+"</dd>", "entry is odd", `value="75"`, "1 of &lt;2&gt;")
 	if strings.Count(body, `"state ready"`) != 1 {
 		t.Error("more than one image is ready")
 	}
