@@ -35,8 +35,8 @@ says, and a pin beyond that is refused before anything is fetched. A pin outlive
 --cache-size: what of it that evicts is fetched again when it is read. --unpin asks no store: IMAGE is a name that was used
 here, or an image id. --list shows what the cache holds and which images are pinned.
 
-When the store is away, a mounted image goes on to be read from the cache. To mount or to run
-an image the store is asked what its name is.
+When the store is away, a mounted image goes on to be read from the cache, and one that was
+fetched before is mounted and run by REPO@sha256:… from it. What a tag is, the store is asked.
 
 Exit code 1 when some chunk could not be had: the last 64 are named with their files and why.`,
 		Args: rangeArgs(0, 1),

@@ -244,7 +244,10 @@ func fetchImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name str
 		im, err = images.Fetch(ctx, ref, platform)
 		return err
 	})
-	return im, heard(err)
+	if err = heard(err); err != nil {
+		return offline(images, ref, platform, err)
+	}
+	return im, nil
 }
 
 // recordOf is what a run cost: with its times, the --stats file, and what explain

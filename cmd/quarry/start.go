@@ -2,11 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"time"
 
 	"quarry/api/client"
+	"quarry/store"
 	"quarry/store/chunk"
+	"quarry/store/image"
 	"quarry/worker"
 	"quarry/worker/folder"
 	"quarry/worker/reader"
@@ -62,17 +66,23 @@ func startImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name str
 		readerErr = wk.EnsureReader(ctx)
 	}()
 	handing := false
+	hand := func(id chunk.Digest, rest io.ReadCloser) {
+		handing = true
+		go func() { // ends with s.end, or when all is handed over
+			<-readerUp
+			s.hand(ctx, wk, id, rest, ahead)
+		}()
+	}
 	err = whenReady(fetchCtx, w.wait, func() (err error) {
-		s.Image, err = images.FetchStart(fetchCtx, ref, platform, !w.noTrace, func(id chunk.Digest, rest io.ReadCloser) {
-			handing = true
-			go func() { // ends with s.end, or when all is handed over
-				<-readerUp
-				s.hand(ctx, wk, id, rest, ahead)
-			}()
-		})
+		s.Image, err = images.FetchStart(fetchCtx, ref, platform, !w.noTrace, hand)
 		return err
 	})
-	if err = heard(err); err != nil {
+	if err = heard(err); err != nil && !handing {
+		if s.Image, err = offline(images, ref, platform, err); err == nil {
+			hand(s.Image.ID, nil)
+		}
+	}
+	if err != nil {
 		cancel() // what the reader's start says then is of no interest
 	}
 	<-readerUp
@@ -83,6 +93,20 @@ func startImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name str
 		s.nothing()
 	}
 	return s, err
+}
+
+// offline returns an image of a digest that this machine has, when err says that no
+// store answers.
+func offline(images *folder.Images, ref image.Ref, p image.Platform, err error) (*folder.Image, error) {
+	if !errors.Is(err, store.ErrUnreachable) && !errors.Is(err, client.ErrSilent) && !errors.Is(err, errSilentStore) {
+		return nil, err
+	}
+	im, why := images.Offline(ref, p)
+	if why != nil {
+		return nil, fmt.Errorf("%w; %w", err, why)
+	}
+	images.Log.Warn("no store answers: the image is used as it was fetched, and content that is not in the cache cannot be read", "image_id", im.ID, "err", err)
+	return im, nil
 }
 
 // nothing says that there is nothing to hand to the reader.

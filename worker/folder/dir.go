@@ -22,7 +22,8 @@ const maxDirPath = 80
 // Dir is a worker folder. Its layout:
 //
 //	images/<id>/     statement, config, bootstrap: verified when read, every time;
-//	                 origin.json: the store it came from, and the statement again
+//	                 origin.json: the store it came from, and the statement again;
+//	                 signed: the statement with its signatures, for when no store answers
 //	images/<id>.json the same as that origin.json
 //	mounts/<id>/     shim.json, fuse/, root/ (the EROFS mount), refs/; notrace when
 //	                 a run that uses it leaves no trace

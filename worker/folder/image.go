@@ -75,9 +75,11 @@ func (s *Images) FetchStart(ctx context.Context, ref image.Ref, p image.Platform
 		have = &local.ID
 	}
 	var v *image.Verified
+	var envelope []byte
 	started := timeline.Begin(ctx, timeline.Start)
 	config, boot, rest, err := s.Source.Start(ctx, ref, p, have, prefetch, func(nameEnv, stmtEnv []byte) (_ *image.Verified, err error) {
 		v, err = s.verify(ctx, nameEnv, stmtEnv, ref, p)
+		envelope = stmtEnv
 		return v, err
 	})
 	started()
@@ -91,7 +93,7 @@ func (s *Images) FetchStart(ctx context.Context, ref image.Ref, p image.Platform
 	}()
 	switch {
 	case config != nil || boot != nil:
-		return s.keep(ctx, ref, p, v, config, boot, func() {
+		return s.keep(ctx, ref, p, v, envelope, config, boot, func() {
 			its := rest
 			rest = nil // kept's to close from now on
 			kept(v.ID, its)
@@ -99,7 +101,7 @@ func (s *Images) FetchStart(ctx context.Context, ref image.Ref, p image.Platform
 	case local == nil || v == nil || v.ID != local.ID:
 		return nil, fmt.Errorf("image %s: the store left out the content of an image that is not here", ref)
 	}
-	if err := s.writeRecord(local); err != nil {
+	if err := errors.Join(s.writeRecord(local), s.Dir.writeEnvelope(local.ID, envelope)); err != nil {
 		return nil, err
 	}
 	kept(v.ID, rest)
@@ -141,7 +143,7 @@ func (s *Images) verify(ctx context.Context, nameEnv, stmtEnv []byte, ref image.
 
 // keep checks what the source sent against the image's id, saves it, calls kept, and
 // decodes it.
-func (s *Images) keep(ctx context.Context, ref image.Ref, p image.Platform, v *image.Verified, config, boot []byte, kept func()) (*Image, error) {
+func (s *Images) keep(ctx context.Context, ref image.Ref, p image.Platform, v *image.Verified, envelope, config, boot []byte, kept func()) (*Image, error) {
 	defer timeline.Begin(ctx, timeline.Save)()
 	payload, err := image.EncodeStatement(v.Statement)
 	if err != nil {
@@ -154,7 +156,7 @@ func (s *Images) keep(ctx context.Context, ref image.Ref, p image.Platform, v *i
 	if err := s.Dir.saveImage(v.ID, payload, config, boot); err != nil {
 		return nil, fmt.Errorf("keep image in %s: %w", s.Dir.path, err)
 	}
-	if err := s.Dir.writeRecord(v.ID, s.Origin, payload); err != nil {
+	if err := errors.Join(s.Dir.writeRecord(v.ID, s.Origin, payload), s.Dir.writeEnvelope(v.ID, envelope)); err != nil {
 		return nil, err
 	}
 	kept()
