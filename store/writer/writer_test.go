@@ -187,6 +187,12 @@ func TestAWriterThatIsNotReadyYetIsNotOvertaken(t *testing.T) {
 				}
 				must(t, err)
 				third.keep(t, got)
+				slow.bucket = &buckettest.Faulty{Bucket: b, Before: func(op buckettest.Op) error {
+					if op.Method == "Put" {
+						t.Errorf("the slow one has put %s", op.Key)
+					}
+					return nil
+				}}
 				wantFenced(t, "the keeper of the slow one", <-slow.keep(t, c).ended)
 				m, err := writer.Read(t.Context(), b)
 				must(t, err)
