@@ -30,7 +30,7 @@ type story struct {
 	env    *testscript.Env
 	server *exec.Cmd
 	proxy  *stallProxy
-	s3     bool // there is an S3 server, so stores need its credentials
+	s3     *s3test.Server // nil: the story has none
 }
 
 type storyKey struct{}
@@ -92,7 +92,7 @@ func startServer(ts *testscript.TestScript, data string, flags ...string) {
 	s := storyOf(ts)
 	args := append([]string{"serve", "--data", ts.MkAbs(data), "--listen", "127.0.0.1:0"}, flags...)
 	cmd := exec.Command(filepath.Join(os.Getenv("QUARRY_BIN"), "quarry"), args...)
-	if s.s3 {
+	if s.s3 != nil {
 		cmd.Env = append(os.Environ(), s3test.Env()...)
 	}
 	var log bytes.Buffer

@@ -8,6 +8,8 @@ import (
 	"strconv"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"quarry/store/bucket/s3/s3test"
 )
 
 // startNode runs quarry serve on the data folder $B/NAME beside other nodes, and does not
@@ -28,6 +30,9 @@ func startNode(ts *testscript.TestScript, neg bool, args []string) {
 	flags := append([]string{"serve", "--data", filepath.Join(ts.Getenv("B"), args[0]), "--listen", "127.0.0.1:0", "--no-auth"}, args[1:]...)
 	cmd := exec.Command(filepath.Join(os.Getenv("QUARRY_BIN"), "quarry"), flags...)
 	cmd.Stdout, cmd.Stderr = out, log
+	if storyOf(ts).s3 != nil {
+		cmd.Env = append(os.Environ(), s3test.Env()...)
+	}
 	ts.Check(cmd.Start())
 	ended := make(chan struct{})
 	go func() { // ends with the process, which the story ends

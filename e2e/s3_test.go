@@ -12,12 +12,23 @@ import (
 	"quarry/store/bucket/s3/s3test"
 )
 
-// s3Server starts an S3 server. S3 becomes the URL of a new bucket of it, S3FOLDER
+// s3Server starts an S3 server: s3server. s3server stop kills it, and s3server start
+// has it back, with all that it has. S3 becomes the URL of a new bucket of it, S3FOLDER
 // the folder that the bucket is in, and FAULTY the URL of another bucket behind a
 // proxy at which every sixth request goes wrong.
 func s3Server(ts *testscript.TestScript, neg bool, args []string) {
+	if old := storyOf(ts).s3; len(args) == 1 && old != nil && !neg {
+		switch args[0] {
+		case "stop":
+			old.Stop()
+			return
+		case "start":
+			ts.Check(old.Start())
+			return
+		}
+	}
 	if neg || len(args) != 0 {
-		ts.Fatalf("usage: s3server")
+		ts.Fatalf("usage: s3server [stop|start]")
 	}
 	program, err := exec.LookPath("versitygw")
 	ts.Check(err)
@@ -46,5 +57,5 @@ func s3Server(ts *testscript.TestScript, neg bool, args []string) {
 		name, value, _ := strings.Cut(v, "=")
 		ts.Setenv(name, value)
 	}
-	storyOf(ts).s3 = true
+	storyOf(ts).s3 = server
 }
