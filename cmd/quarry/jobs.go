@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/spf13/pflag"
@@ -27,12 +28,14 @@ type jobOptions struct {
 	platformList []string
 	platforms    []image.Platform // of platformList
 	retain       retention
+	retainGrace  time.Duration
 	jobMetrics   *jobs.Metrics
 }
 
 func (o *jobOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.conversions, "conversions", 1, "pushed images that are converted at once")
 	f.Var(&o.retain, "retain-layers", "how long the layers of a pushed image stay when it is converted and signed: a time, or none; default is for good")
+	f.DurationVar(&o.retainGrace, "retain-grace", defaultRetainGrace, "and for so long after a client was told that they are there")
 	f.StringSliceVar(&o.platformList, "platforms", []string{"linux/amd64", "linux/arm64"}, "what is converted of an image index that is pushed")
 }
 
@@ -45,6 +48,9 @@ func (o *jobOptions) check() error {
 			return err
 		}
 		o.platforms = append(o.platforms, p)
+	}
+	if o.retainGrace < 0 {
+		return usageError("--retain-grace wants a time such as 2h")
 	}
 	if len(o.platforms) == 0 || o.conversions < 1 || o.conversions > maxConversions {
 		return usageError(fmt.Sprintf("--platforms wants one at least, and --conversions 1 to %d", maxConversions))

@@ -89,7 +89,8 @@ func (w *pushWorld) has(t *testing.T, d string) bool {
 
 func (w *pushWorld) drop(t *testing.T, after time.Duration) {
 	t.Helper()
-	if err := w.dropLayers(t.Context(), time.Now().Add(after), 0, map[string]time.Time{}); err != nil {
+	r := &retainer{owner: w.owner}
+	if err := r.dropLayers(t.Context(), time.Now().Add(after)); err != nil {
 		t.Fatal(err)
 	}
 }

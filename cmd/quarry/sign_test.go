@@ -415,8 +415,9 @@ func TestWhatIsDroppedIsSignedFromElsewhere(t *testing.T) {
 		t.Error(err)
 	}
 	for _, accepted := range [][]string{{key.Public().ID()}, nil} { // what a key that is not accepted has signed is unsigned
-		if made, signed, err := w.signedFor(t.Context(), *w.ref.Digest, amd64, accepted); err != nil || !made || signed != (accepted != nil) {
-			t.Errorf("accepted %s: made %t, signed %t, %v", accepted, made, signed, err)
+		prefix := sourcePrefix(w.ref.Digest.Hex()) + amd64.Key() + "/"
+		if set, err := w.imageSet(t.Context(), accepted); err != nil || !set.made[prefix] || set.signed[prefix] != (accepted != nil) {
+			t.Errorf("accepted %s: %+v, %v", accepted, set, err)
 		}
 	}
 }

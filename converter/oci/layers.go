@@ -7,17 +7,16 @@ import (
 	"quarry/store/image"
 )
 
-// LayersOf returns the digests of the layers of a pushed image, for one platform;
-// the zero value is as in Platforms.
-func LayersOf(ctx context.Context, c Content, source chunk.Digest, p image.Platform) ([]chunk.Digest, error) {
+// LayersOf returns the digests of the config and the layers of a pushed image, for one
+// platform; the zero value is as in Platforms.
+func LayersOf(ctx context.Context, c Content, source chunk.Digest, p image.Platform) (config chunk.Digest, layers []chunk.Digest, err error) {
 	im, err := OpenContent(ctx, c, source, Config{Platform: p})
 	if err != nil {
-		return nil, err
+		return chunk.Digest{}, nil, err
 	}
 	defer im.Close() // it was only read
-	var ds []chunk.Digest
 	for _, l := range im.Layers {
-		ds = append(ds, l.Digest)
+		layers = append(layers, l.Digest)
 	}
-	return ds, nil
+	return im.ConfigDigest, layers, nil
 }
