@@ -5,9 +5,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"quarry/store/catalog"
 	"quarry/store/writer"
 )
 
@@ -93,5 +95,46 @@ func TestTheMarkIsKeptWhileTheStoreIsOpened(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("the mark is %+v, error %v", m, err)
 		}
+	}
+}
+
+// What a writer does beside requests ends when another one has taken the store over, and
+// not only when the process does.
+func TestTheWorkOfAWriterEndsWhenItIsFenced(t *testing.T) {
+	o, err := openOwner(t.Context(), ownerConfig{
+		dir: dataDir(t.TempDir()), log: warnings(os.Stderr), gcEvery: time.Hour,
+		jobs: jobOptions{conversions: 1},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.close()
+	stop := o.start(t.Context())
+	defer stop()
+	ended := make(chan struct{})
+	go func() { // ends with o.start's work
+		defer close(ended)
+		o.working.Wait()
+	}()
+	select {
+	case <-ended:
+		t.Fatal("the work has ended while this is the writer")
+	default:
+	}
+	other := writer.New(strings.Repeat("b", 32))
+	c, err := catalog.Open(t.Context(), catalog.Config{Journal: o.bucket, Writer: &other})
+	if err == nil {
+		err = c.Claim(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.catalog.Confirm(t.Context()); !errors.Is(err, catalog.ErrFenced) {
+		t.Fatalf("got error %v, want %v", err, catalog.ErrFenced)
+	}
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		t.Error("the work goes on")
 	}
 }

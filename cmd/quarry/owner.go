@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -119,6 +120,7 @@ type owner struct {
 	collected *prometheus.Registry
 
 	self     catalog.Writer
+	working  sync.WaitGroup   // what start has begun
 	mark     *mark            // nil on a node that only reads, and until it writes
 	follower *follow.Follower // nil on the writer
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sync"
 
+	"quarry/store/catalog"
 	"quarry/store/registry"
 )
 
@@ -61,19 +62,33 @@ func (o *owner) openRegistry(cfg ownerConfig) (err error) {
 	return err
 }
 
-// start does what goes on beside requests until stop is called, which waits for it. A
-// node that only reads does none of it.
+// start does what goes on beside requests until stop is called, which waits for it, or
+// another writer has taken the store over: what a fenced process does for the store comes
+// to nothing. A node that only reads does none of it.
 func (o *owner) start(ctx context.Context) (stop func()) {
 	if o.follower != nil {
 		return func() {}
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	wg.Go(func() { o.registry.Run(ctx) })
-	wg.Go(func() { o.jobs.Serve(ctx) })
-	wg.Go(func() { o.retainLayers(ctx) })
+	ctx, cancel := o.whileWriter(ctx, &o.working)
+	o.working.Go(func() { o.registry.Run(ctx) })
+	o.working.Go(func() { o.jobs.Serve(ctx) })
+	o.working.Go(func() { o.retainLayers(ctx) })
 	return func() {
 		cancel()
-		wg.Wait()
+		o.working.Wait()
 	}
+}
+
+// whileWriter returns a context that ends when this process is no writer any more. The
+// goroutine that sees to it is one of wg and ends with cancel.
+func (o *owner) whileWriter(ctx context.Context, wg *sync.WaitGroup) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	wg.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-o.catalog.Fenced():
+			cancel(catalog.ErrFenced)
+		}
+	})
+	return ctx, func() { cancel(nil) }
 }

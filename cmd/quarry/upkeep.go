@@ -88,7 +88,11 @@ func (o *owner) openUpkeep(ctx context.Context, cfg ownerConfig) error {
 	ctx, u.stop = context.WithCancel(context.WithoutCancel(ctx))
 	u.done.Go(func() { u.leases.Run(ctx) })
 	if cfg.gcEvery > 0 && !cfg.readOnly {
-		u.done.Go(func() { o.collectEvery(ctx, cfg.gcEvery) })
+		u.done.Go(func() {
+			ctx, cancel := o.whileWriter(ctx, &u.done)
+			defer cancel()
+			o.collectEvery(ctx, cfg.gcEvery)
+		})
 	}
 	o.upkeep = u
 	return nil
