@@ -65,6 +65,7 @@ var (
 	ErrNoRoute         = errors.New("no such route")
 	ErrMethod          = errors.New("method not allowed")
 	ErrCrossSite       = errors.New("refused: it comes from another site's page")
+	ErrHost            = errors.New("refused: this server, which asks for no token, is asked as localhost or by its address only")
 	ErrTooLarge        = errors.New("request body is too large")
 	ErrTooManyDigests  = errors.New("too many digests")
 	ErrRange           = errors.New("range not satisfiable")
@@ -115,6 +116,7 @@ var errorTable = []errorRow{
 	{ErrNoRoute, http.StatusNotFound, "no_route", false, BlameUser},
 	{ErrMethod, http.StatusMethodNotAllowed, "method_not_allowed", false, BlameUser},
 	{ErrCrossSite, http.StatusForbidden, "cross_site", false, BlameUser},
+	{ErrHost, http.StatusMisdirectedRequest, "wrong_host", false, BlameUser},
 	{ErrTooLarge, http.StatusRequestEntityTooLarge, "too_large", false, BlameUser},
 	{ErrSlowBody, http.StatusRequestTimeout, "slow_body", true, BlameUser},
 	{ErrTooManyDigests, http.StatusRequestEntityTooLarge, "too_many_digests", false, BlameUser},

@@ -69,6 +69,9 @@ type Config struct {
 	Token     func(w http.ResponseWriter, r *http.Request) error
 	// Admin tells whose token has the scope admin, of requests that were let in.
 	Admin func(r *http.Request) bool
+	// HostAllowed says whether requests may name this host, with its port, when they do
+	// not come over the local socket; nil: any.
+	HostAllowed func(host string) bool
 	// MetricsOpen serves /metrics to whoever has no token, too.
 	MetricsOpen bool
 
@@ -249,7 +252,7 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	done, over := beginOn(r.Context())
 	defer done()
-	site := crossSite(r)
+	site := h.foreign(r)
 	if front := h.front(r.URL.EscapedPath()); front != nil && site == nil && over == nil {
 		defer func() { h.account(r, "v2", id, w, nil, time.Since(start)) }() // also when it cuts its answer off
 		front.ServeHTTP(w, r)

@@ -30,3 +30,13 @@ func crossSite(r *http.Request) error {
 	}
 	return nil
 }
+
+// foreign refuses what a browser may have been led to: a page of another site, and a
+// name that its owner has made lead to this machine, under which that owner's pages read
+// answers as their own.
+func (h *Handler) foreign(r *http.Request) error {
+	if !h.local && h.cfg.HostAllowed != nil && !h.cfg.HostAllowed(r.Host) {
+		return fmt.Errorf("%w: %.255q", ErrHost, r.Host)
+	}
+	return crossSite(r)
+}

@@ -46,7 +46,9 @@ func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logge
 	o.nodes(&cfg, &v2)
 	cfg.V2Local = front.New(v2)
 	cfg.V2 = cfg.V2Local
-	if guard != nil {
+	if guard == nil {
+		cfg.HostAllowed = loopbackHost
+	} else {
 		v2.Authorize, v2.Covered, v2.Holder = guard.Authorize, guard.Covered, guard.Holder
 		cfg.V2 = front.New(v2)
 		reg.MustRegister(guard.Collectors()...)

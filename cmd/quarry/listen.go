@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -58,6 +59,19 @@ func (o doors) check() error {
 		return fmt.Errorf("%w: --listen %s would take tokens over plain HTTP: give --tls-cert FILE --tls-key FILE, or --insecure-http when something before it ends TLS", errUsage, o.listen)
 	}
 	return nil
+}
+
+// loopbackHost reports whether a Host header is an address, or the name that every
+// machine has for itself. A server that asks for no token takes nothing else: any name may
+// be made to lead to 127.0.0.1, and a browser takes what comes of it for the site of that
+// name. Clients that are no browsers may leave it out.
+func loopbackHost(header string) bool {
+	host := header
+	if h, _, err := net.SplitHostPort(header); err == nil {
+		host = h
+	}
+	host = strings.Trim(host, "[]")
+	return host == "" || strings.EqualFold(host, "localhost") || net.ParseIP(host) != nil
 }
 
 // guard returns who looks at tokens, nil with --no-auth. There must be a token: who

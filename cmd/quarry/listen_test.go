@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -185,5 +186,32 @@ func TestACertificateIsReadAgainAndABrokenOneIsNot(t *testing.T) {
 	writePair(t, cert, key, 3)
 	if got := serial(0); got != 3 {
 		t.Errorf("after it was put right: serial %d, want 3", got)
+	}
+}
+
+// A page whose name was made to lead to this machine gets nothing of a server that asks for
+// no token: neither by the API nor as a registry.
+func TestWithoutTokensTheHostIsThisMachine(t *testing.T) {
+	w := newPushWorld(t, false)
+	h := w.handler.WithLocal(false)
+	for host, want := range map[string]int{
+		"127.0.0.1": 200, "127.0.0.1:7070": 200, "[::1]:7070": 200, "localhost": 200, "LocalHost:7070": 200, "10.1.2.3:7070": 200, "": 200,
+		"evil.example": 421, "evil.example:7070": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421, "127.0.0.1@evil.example": 421,
+	} {
+		for _, path := range []string{"/v1/images", "/v2/", "/"} {
+			r := httptest.NewRequest("GET", path, nil)
+			r.Host = host
+			rec := httptest.NewRecorder()
+			h.ServeHTTP(rec, r)
+			if rec.Code != want || want == 421 && !strings.Contains(rec.Body.String(), "wrong_host") {
+				t.Errorf("%s of %q: %d %s, want %d", path, host, rec.Code, rec.Body, want)
+			}
+		}
+	}
+	r := httptest.NewRequest("GET", "/v1/images", nil)
+	r.Host = "evil.example"
+	rec := httptest.NewRecorder()
+	if h.WithLocal(true).ServeHTTP(rec, r); rec.Code != 200 {
+		t.Errorf("over the local socket: %d", rec.Code)
 	}
 }

@@ -21,7 +21,8 @@ import (
 // pushWorld is an owner that a test pushes to.
 type pushWorld struct {
 	*owner
-	url string
+	url     string
+	handler *api.Handler
 }
 
 func newPushWorld(t *testing.T, noSign bool) *pushWorld {
@@ -35,14 +36,15 @@ func newPushWorld(t *testing.T, noSign bool) *pushWorld {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := httptest.NewServer(newHandler(own, nil, false, own.log))
+	h := newHandler(own, nil, false, own.log)
+	srv := httptest.NewServer(h)
 	t.Cleanup(func() {
 		srv.Close()
 		if err := own.close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return &pushWorld{own, strings.TrimPrefix(srv.URL, "http://")}
+	return &pushWorld{own, strings.TrimPrefix(srv.URL, "http://"), h}
 }
 
 func (w *pushWorld) push(t *testing.T, l *testimage.Layout, tag, as string) chunk.Digest {

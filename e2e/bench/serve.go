@@ -138,8 +138,8 @@ func recordAnswers(ctx context.Context, srv *lab.Server, bodies [][]byte, path s
 			return nil, err
 		}
 		asks = append(asks, exchangeable{
-			quarry: fmt.Appendf(nil, "POST /v1/chunks:batchGet HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", api.TypeDigests, len(body), body),
-			nginx:  fmt.Appendf(nil, "GET /answers HTTP/1.1\r\nHost: x\r\nRange: bytes=%d-%d\r\n\r\n", off, off+size-1),
+			quarry: fmt.Appendf(nil, "POST /v1/chunks:batchGet HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", api.TypeDigests, len(body), body),
+			nginx:  fmt.Appendf(nil, "GET /answers HTTP/1.1\r\nHost: localhost\r\nRange: bytes=%d-%d\r\n\r\n", off, off+size-1),
 			size:   size,
 		})
 		off += size
