@@ -117,7 +117,6 @@ func TestAnImageIsSignedFromItsSource(t *testing.T) {
 	}
 }
 
-// The image alone, and what an image index has for two platforms.
 func TestADigestIsSignedWithoutItsTag(t *testing.T) {
 	w := newSignWorld(t)
 	path, key := w.newKey(t, "k", true)
@@ -134,6 +133,38 @@ func TestADigestIsSignedWithoutItsTag(t *testing.T) {
 	}
 	if _, err := w.verified(t, key); !errors.Is(err, api.ErrUnsigned) {
 		t.Errorf("its tag: error %v, want unsigned", err)
+	}
+}
+
+func TestAnIndexIsSignedForEveryPlatform(t *testing.T) {
+	w := newSignWorld(t)
+	path, key := w.newKey(t, "k", true)
+	arm64 := image.Platform{OS: "linux", Arch: "arm64"}
+	w.platforms = append(w.platforms, arm64)
+	layer := func(name string) []testimage.Layer {
+		return []testimage.Layer{{Entries: []testimage.Entry{testimage.File(name, name)}}}
+	}
+	w.layout.Tag("index", w.layout.Index(
+		w.layout.Image(testimage.Image{Layers: layer("amd"), Platform: "linux/amd64"}), w.layout.Image(testimage.Image{Layers: layer("arm"), Platform: "linux/arm64"}),
+	))
+	source := w.push(t, w.layout, "index", "index")
+	ref := image.Ref{Repo: "t/x", Tag: "index", Digest: &source}
+	if _, err := w.sign(t, signOptions{key: path}, ref.String()); !errors.Is(err, api.ErrPending) {
+		t.Errorf("before it is converted: error %v", err)
+	}
+	w.convertAll(t)
+	if _, err := w.sign(t, signOptions{key: path}, ref.String()); err != nil {
+		t.Fatal(err)
+	}
+	ref.Digest = nil
+	for _, p := range []image.Platform{amd64, arm64} {
+		st, err := w.Image(t.Context(), ref, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := image.Verify(st.Image, st.Name, image.Want{Ref: ref, Platform: p, Trust: signer.NewTrust(key.Public())}); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
