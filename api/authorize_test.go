@@ -18,13 +18,14 @@ import (
 // guarded is a server that asks for tokens, and a token of each kind.
 type guarded struct {
 	url   string
+	file  *access.File
 	token map[string]string
 }
 
 func newGuarded(t *testing.T, w *apitest.World, change func(*api.Config)) guarded {
 	t.Helper()
 	file := access.Open(filepath.Join(t.TempDir(), "tokens.json"), nil)
-	g := guarded{token: map[string]string{"none": "", "wrong": "qry_000000000000_" + strings.Repeat("0", 64)}}
+	g := guarded{file: file, token: map[string]string{"none": "", "wrong": "qry_000000000000_" + strings.Repeat("0", 64)}}
 	for name, tok := range map[string]access.Token{
 		"pull":  {Scopes: []access.Scope{access.Pull}},
 		"team":  {Scopes: []access.Scope{access.Pull, access.Push}, Repos: []string{"team"}},
