@@ -127,6 +127,7 @@ var errorTable = []errorRow{
 	{access.ErrUnavailable, http.StatusServiceUnavailable, "tokens_unreadable", true, BlameInfra},
 	{ErrBusy, http.StatusServiceUnavailable, "busy", true, BlameInfra},
 	{ErrTooManyConnections, http.StatusServiceUnavailable, "too_many_connections", true, BlameInfra},
+	{bucket.ErrUnavailable, http.StatusServiceUnavailable, codeUnavailable, true, BlameInfra},
 	{ErrRepoUnknown, http.StatusNotFound, "repo_unknown", false, BlameUser},
 	{ErrTagUnknown, http.StatusNotFound, "tag_unknown", false, BlameUser},
 	{ErrImageUnknown, http.StatusNotFound, "image_unknown", false, BlameUser},
@@ -200,6 +201,9 @@ func toError(err error) *Error {
 	return e
 }
 
+// codeUnavailable is that of a bucket that is away.
+const codeUnavailable = "bucket_unavailable"
+
 // codeInternal is the code of what the table does not know.
 const codeInternal = "internal"
 
@@ -209,6 +213,8 @@ func (e *Error) withoutPaths() {
 	switch e.Code {
 	case "disk_full":
 		e.Message = "the disk of the store is full"
+	case codeUnavailable:
+		e.Message = "the store cannot reach its bucket: its log says why, with request id " + e.RequestID
 	case codeInternal:
 		e.Message = "the store failed: its log says why, with request id " + e.RequestID
 	}

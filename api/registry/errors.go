@@ -44,6 +44,7 @@ var table = []row{
 	{access.ErrUnauthenticated, http.StatusUnauthorized, "UNAUTHORIZED", false},
 	{access.ErrForbidden, http.StatusForbidden, "DENIED", false},
 	{access.ErrUnavailable, http.StatusServiceUnavailable, "UNAVAILABLE", true},
+	{bucket.ErrUnavailable, http.StatusServiceUnavailable, "UNAVAILABLE", true},
 	{errNoRoute, http.StatusNotFound, "UNSUPPORTED", false},
 	{errMethod, http.StatusMethodNotAllowed, "UNSUPPORTED", false},
 	{errQuery, http.StatusBadRequest, "PAGINATION_NUMBER_INVALID", false},
@@ -131,6 +132,9 @@ type errorEntry struct {
 // message is what a client is told. The text of an error of the disk, or of one that
 // nobody foresaw, may have paths of this machine, which are for its log.
 func message(r row, err error) string {
+	if errors.Is(r.target, bucket.ErrUnavailable) {
+		return "the store cannot reach its bucket: its log says why, under the X-Request-Id of this answer"
+	}
 	switch r.status {
 	case http.StatusInsufficientStorage:
 		return "the disk of the store is full: what is stored stays, and the push goes on when there is room"

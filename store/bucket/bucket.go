@@ -16,6 +16,9 @@ var (
 	// ErrDamaged says that what has the place of an object or a journal entry is
 	// none: a link, a device, an empty entry, a gap.
 	ErrDamaged = errors.New("damaged")
+	// ErrUnavailable says that the bucket gives no answer, or refuses to work: nothing
+	// is known of what was asked for, and a write may have happened.
+	ErrUnavailable = errors.New("bucket is not available")
 	// ErrTaken says that another writer already appended that journal entry.
 	ErrTaken = errors.New("journal entry is taken")
 )

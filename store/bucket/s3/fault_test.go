@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -321,6 +322,29 @@ func TestASlowReadHasASecondRequest(t *testing.T) {
 		}
 		if n := value(t, r.faulty, "quarry_s3_hedges_total") - before; n != 1 {
 			t.Errorf("%s: %v second requests, want 1", fault, n)
+		}
+	}
+}
+
+// A server that gives no answer, or refuses, says nothing of the object.
+func TestAnAwayBucketSaysNothingOfItsObjects(t *testing.T) {
+	r := newRig(t)
+	buckettest.Put(t, r.direct, "a", []byte("some bytes"))
+	refuse := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if q.URL.Query().Has("list-type") || q.Method == http.MethodHead && strings.Count(q.URL.Path, "/") < 2 {
+			return // so that it can be opened
+		}
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	t.Cleanup(refuse.Close)
+	refused := open(t, refuse.URL, "some", "")
+	r.proxy.Rule(func(*http.Request) s3test.Fault { return s3test.SlowDown })
+	for name, b := range map[string]*s3.Bucket{"no answer": r.faulty, "refused": refused} {
+		_, stat := b.Stat(t.Context(), "a")
+		for what, err := range map[string]error{"ReadAt": b.ReadAt(t.Context(), "a", make([]byte, 4), 0), "Stat": stat, "Append": b.Append(t.Context(), 1, []byte("x"))} {
+			if !errors.Is(err, bucket.ErrUnavailable) || bucket.IsDamage(err) {
+				t.Errorf("%s, %s: got error %v, want %v alone", what, name, err, bucket.ErrUnavailable)
+			}
 		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/smithy-go"
+
+	"quarry/store/bucket"
 )
 
 const (
@@ -29,7 +31,7 @@ const (
 type httpTransport = http.Transport
 
 // final marks an answer that asking again does not change. Its error is what
-// callers may look into; all others are told as text alone, because what they
+// callers may look into; all others are bucket.ErrUnavailable and text, because what they
 // wrap has meanings of its own here: a connection that was cut wraps
 // io.ErrUnexpectedEOF, which would say that the object is short.
 type final struct{ error }
@@ -50,9 +52,9 @@ func (b *Bucket) retry(ctx context.Context, bytes int64, attempt func(context.Co
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case !passing(err):
-			return errors.New(err.Error())
+			return fmt.Errorf("%w: %v", bucket.ErrUnavailable, err)
 		case try == maxAttempts-1:
-			return fmt.Errorf("%d attempts failed, the last: %v", maxAttempts, err)
+			return fmt.Errorf("%w: %d attempts failed, the last: %v", bucket.ErrUnavailable, maxAttempts, err)
 		}
 		b.metrics.retries.Inc()
 		select {
