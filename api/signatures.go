@@ -49,8 +49,14 @@ type ImageSignature struct {
 	Signature json.RawMessage `json:"signature"` // signature object, signer/FORMAT.md
 }
 
-// MaxSignRequest bounds a request: some hundred platforms, and a name.
-const MaxSignRequest = 256 << 10
+const (
+	// MaxSignRequest bounds a request: 64 signature objects of 1 KiB at most, and the
+	// envelope of a name.
+	MaxSignRequest = 256 << 10
+	// MaxSignImages bounds its images: each costs some requests of the bucket, and a
+	// signature that is valid may be sent again by anybody.
+	MaxSignImages = 64
+)
 
 // serveSignatures says what there is to sign, and takes signatures.
 func (h *Handler) serveSignatures(ctx context.Context, w *response, r *http.Request, rt route) error {
@@ -70,6 +76,9 @@ func (h *Handler) serveSignatures(ctx context.Context, w *response, r *http.Requ
 	var req SignRequest
 	if err := decodeJSON(w, r, MaxSignRequest, &req); err != nil {
 		return err
+	}
+	if len(req.Images) > MaxSignImages {
+		return fmt.Errorf("%w: %d signatures, at most %d are taken at once", ErrBadRequest, len(req.Images), MaxSignImages)
 	}
 	if err := h.cfg.Sign(ctx, rt.ref, req); err != nil {
 		return err

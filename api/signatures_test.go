@@ -92,6 +92,7 @@ func TestSignaturesAreTakenForOneDigest(t *testing.T) {
 		"not JSON":          {url, `x`, "bad_request", 400},
 		"an unknown field":  {url, `{"images":[],"x":1}`, "bad_request", 400},
 		"too large":         {url, `{"images":[],"name":"` + strings.Repeat("x", api.MaxSignRequest) + `"}`, "too_large", 413},
+		"too many":          {url, `{"images":[` + strings.Repeat(`{"platform":"a"},`, api.MaxSignImages) + `{"platform":"a"}]}`, "bad_request", 400},
 		"a query":           {url + "?platform=linux/amd64", `{"images":[]}`, "bad_request", 400},
 		"a broken platform": {url, `{"images":[{"platform":1}]}`, "bad_request", 400},
 	} {

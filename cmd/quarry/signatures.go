@@ -40,11 +40,16 @@ func (o *owner) sign(ctx context.Context, ref image.Ref, req api.SignRequest) er
 		if err := addSignature(ctx, b, *ref.Digest, im, trust); err != nil {
 			return err
 		}
+		o.log.InfoContext(ctx, "signature taken", "source", *ref.Digest, "platform", im.Platform)
 	}
 	if len(req.Name) == 0 || bytes.Equal(req.Name, []byte("null")) {
 		return nil
 	}
-	return o.signName(ctx, ref, req.Name, trust)
+	if err := o.signName(ctx, ref, req.Name, trust); err != nil {
+		return err
+	}
+	o.log.InfoContext(ctx, "signed name taken", "name", ref.String())
+	return nil
 }
 
 // addSignature stores one signature of an image statement.
