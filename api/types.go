@@ -213,6 +213,8 @@ type GCRequest struct {
 	Grace  string  `json:"grace,omitempty"`
 	Wait   string  `json:"wait,omitempty"`
 	Ratio  float64 `json:"ratio,omitempty"` // 0 = the server's own
+	// PushGrace is how long ago a client must have been told of what was pushed and goes.
+	PushGrace string `json:"push_grace,omitempty"`
 }
 
 // PinList answers GET /v1/admin/pins: the sources whose images stay.

@@ -163,7 +163,7 @@ func (f *fragile) push(ctx context.Context, tag string, im v1.Image) error {
 	return remote.Write(ref, im, remote.WithContext(ctx), remote.WithRetryBackoff(remote.Backoff{Steps: 1}))
 }
 
-// ready waits until the image of a name that was pushed is converted.
+// ready waits until the image of a name that was pushed is converted and signed.
 func (f *fragile) ready(ctx context.Context, tag string) error {
 	ref, err := image.ParseName(tag)
 	if err != nil {
@@ -172,7 +172,7 @@ func (f *fragile) ready(ctx context.Context, tag string) error {
 	for {
 		_, err := f.local.Image(ctx, ref, image.HostPlatform())
 		var known *api.Error
-		if err == nil || !errors.As(err, &known) || known.Code != "pending" && known.Code != "converting" {
+		if err == nil || !errors.As(err, &known) || !slices.Contains([]string{"pending", "converting", "unsigned"}, known.Code) {
 			return err
 		}
 		all, err := f.local.Jobs(ctx, jobs.Filter{Repo: ref.Repo})
@@ -240,7 +240,12 @@ func (f *fragile) remove(names []string) {
 	}
 }
 
-func (f *fragile) collect(ctx context.Context) error {
+// collect collects what nobody needs at this moment. Pushes go on beside it, so what
+// they were told of stays.
+func (f *fragile) collect(ctx context.Context, pushGrace string) error {
 	var report any
-	return f.local.GC(ctx, api.GCRequest{Retain: "0s", Grace: "0s", Ratio: 1}, &report, nil)
+	return f.local.GC(ctx, api.GCRequest{Retain: "0s", Grace: "0s", PushGrace: pushGrace, Ratio: 1}, &report, nil)
 }
+
+// collectAll is collect while nobody pushes.
+func (f *fragile) collectAll(ctx context.Context) error { return f.collect(ctx, "0s") }

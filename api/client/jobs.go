@@ -100,7 +100,7 @@ func (c *Client) stream(ctx context.Context, rq request, result any, each func(a
 // GC has the server collect garbage, calls progress for each step, and decodes the
 // report into report.
 func (c *Client) GC(ctx context.Context, req api.GCRequest, report any, progress func(api.Progress)) error {
-	body, err := encode(req, req.Retain, req.Grace, req.Wait)
+	body, err := encode(req, req.Retain, req.Grace, req.Wait, req.PushGrace)
 	if err != nil {
 		return fmt.Errorf("encode gc request: %w", err)
 	}

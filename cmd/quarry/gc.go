@@ -31,6 +31,10 @@ under way, at most --wait, before it deletes anything. The objects of packs are 
 --grace after nothing needs them any more: other nodes may read them until they have heard
 of it. A data folder with its own bucket has no such nodes, and its grace is 0.
 
+Of what was pushed a manifest goes like its image, and with it what only it names; blobs that
+no manifest of their repository names go too. Nothing goes that a client asked for or was told
+of less than --push-grace ago, or since the server started.
+
 Exit codes: 0 ok, also when packs were left alone because of damage, which it says; 1 nothing
 or not all was done, run it again; 2 usage.`,
 		Args: exactArgs(0),
@@ -43,6 +47,7 @@ or not all was done, run it again; 2 usage.`,
 	f.BoolVar(&req.DryRun, "dry-run", false, "say what would be deleted, delete nothing")
 	f.StringVar(&req.Retain, "retain", "", "keep the images of moved and deleted names for so long (default 168h)")
 	f.StringVar(&req.Grace, "grace", "", "keep packs for nodes that read the bucket (default 1h; 0s for a bucket in DIR)")
+	f.StringVar(&req.PushGrace, "push-grace", "", "keep blobs and manifests that a client was told of so recently: it may name them yet (default 2h)")
 	f.StringVar(&req.Wait, "wait", "", "wait so long for conversions under way (default 1h)")
 	f.Float64Var(&req.Ratio, "ratio", 0, "part of a pack that must be needed for it to stay, 0 to 1 (default 0.5)")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
@@ -106,7 +111,7 @@ func gcLimits(req api.GCRequest, l gc.Limits) (gc.Limits, error) {
 	for _, d := range []struct {
 		name, text string
 		to         *time.Duration
-	}{{"retain", req.Retain, &l.Retain}, {"grace", req.Grace, &l.Grace}, {"wait", req.Wait, &l.Wait}} {
+	}{{"retain", req.Retain, &l.Retain}, {"grace", req.Grace, &l.Grace}, {"wait", req.Wait, &l.Wait}, {"push-grace", req.PushGrace, &l.Push}} {
 		if d.text == "" {
 			continue
 		}

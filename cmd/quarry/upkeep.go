@@ -62,7 +62,7 @@ func (o *owner) openUpkeep(ctx context.Context, cfg ownerConfig) error {
 	if err != nil {
 		return err
 	}
-	u := &upkeep{gate: gc.NewGate(), limits: gc.Limits{Retain: gc.DefaultRetain, Grace: gc.DefaultGrace}}
+	u := &upkeep{gate: gc.NewGate(), limits: gc.Limits{Retain: gc.DefaultRetain, Grace: gc.DefaultGrace, Push: gc.DefaultPush}}
 	if cfg.retain != nil {
 		u.limits.Retain = *cfg.retain
 	}
@@ -77,7 +77,7 @@ func (o *owner) openUpkeep(ctx context.Context, cfg ownerConfig) error {
 	}
 	u.gc = gc.New(gc.Config{
 		Bucket: o.bucket, Catalog: o.catalog, Store: o.store, Gate: u.gate, Log: cfg.log, Limits: u.limits, Metrics: gc.NewMetrics(),
-		Leases: u.mounts, LayerChunks: o.layerChunks, Stored: o.manifests,
+		Leases: u.mounts, LayerChunks: o.layerChunks, Stored: o.manifests, Pushed: o.registry.Collect, Told: o.registry.Told,
 		Roots: func(context.Context) ([]chunk.Digest, error) {
 			if o.jobs == nil { // a node that only reads
 				return nil, nil

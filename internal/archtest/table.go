@@ -60,7 +60,7 @@ var arrows = map[string][]string{
 	"api/access":      {"internal/durable", "internal/proc", "internal/strictjson", "store/image"},
 	"api/gate":        {},
 	"store/lease":     {"store/bucket", "store/chunk", "internal/strictjson"},
-	"store/gc":        {"rafs", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed", "store/trace"},
+	"store/gc":        {"rafs", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed", "store/registry", "store/trace"},
 	"api":             join(ground, formats, "api/access", "api/gate", "store/packed", "store/lease"),
 	"api/registry":    {"api/access", "api/gate", "store", "store/bucket", "store/catalog", "store/image", "store/jobs", "store/registry"},
 	"api/client":      join(ground, formats, "api"),

@@ -18,6 +18,7 @@ import (
 	"quarry/store/catalog"
 	"quarry/store/chunk"
 	"quarry/store/packed"
+	"quarry/store/registry"
 )
 
 // ErrRunning says that a collection is under way already.
@@ -31,6 +32,9 @@ const (
 	DefaultGrace = time.Hour
 	// DefaultWait bounds the wait for conversions that were under way.
 	DefaultWait = time.Hour
+	// DefaultPush is how long a client may take between its question for a blob and the
+	// manifest that names it: it may push many large ones in between.
+	DefaultPush = 2 * time.Hour
 	// DefaultRatio is which part of a pack must be live, or else it is copied: a pack
 	// that is half dead costs one read and half a write to get its other half back.
 	DefaultRatio = 0.5
@@ -48,6 +52,9 @@ type Limits struct {
 	Grace  time.Duration // 0 = nobody else reads the bucket
 	Wait   time.Duration // 0 = DefaultWait
 	Ratio  float64       // 0 = DefaultRatio
+	// Push is how long what was pushed stays after a client was told that it is there,
+	// which may name it yet.
+	Push time.Duration
 }
 
 func (l Limits) withDefaults() Limits {
@@ -69,6 +76,10 @@ type Config struct {
 	// Stored returns sources that stay as long as they lost no name more than Retain ago:
 	// those of manifests that were pushed and may never have had a tag. nil: none.
 	Stored func(context.Context) ([]chunk.Digest, error)
+	// Pushed deletes what nobody needs of what was pushed; nil: nothing was. Told reports
+	// whether a client was told of a manifest so recently.
+	Pushed func(context.Context, registry.Collect) error
+	Told   func(source chunk.Digest, within time.Duration) bool
 	// Recipe reads a bootstrap; nil = ReadRecipe.
 	Recipe func(boot []byte) (Recipe, error)
 	// LayerChunks returns the chunks that a layer record names; false when it is none
@@ -170,6 +181,8 @@ type run struct {
 	report  *Report
 	step    func(string)
 	marks   *marks
+	firm    map[chunk.Digest]bool // sources that have a root
+	loose   map[chunk.Digest]bool // those that are stored and never had a name
 	dead    *inventory
 	victims []packed.Use
 	size    map[chunk.Digest]int64 // of victims and orphans
@@ -186,6 +199,7 @@ func (c *Collector) Run(ctx context.Context, opts Options) (Report, error) {
 	defer c.running.Unlock()
 	r := &run{
 		Collector: c, limits: c.cfg.Limits, step: opts.Step, marks: newMarks(), size: map[chunk.Digest]int64{},
+		firm: map[chunk.Digest]bool{}, loose: map[chunk.Digest]bool{},
 		report: &Report{DryRun: opts.DryRun, Deleted: map[string]Amount{}, Problems: []string{}},
 	}
 	if r.step == nil {
@@ -222,7 +236,7 @@ func (r *run) run(ctx context.Context) error {
 	}
 	if r.report.DryRun {
 		r.foresee()
-		return nil
+		return r.collectPushed(ctx)
 	}
 	defer r.cfg.Gate.pardon()
 	if err := r.condemn(ctx); err != nil {
@@ -231,9 +245,6 @@ func (r *run) run(ctx context.Context) error {
 	sessions := r.cfg.Gate.current()
 	if err := r.copy(ctx); err != nil {
 		return err
-	}
-	if len(sessions) == 0 { // else what they count on shows in the second mark
-		r.cfg.Store.Drain(r.ids())
 	}
 	if err := r.wait(ctx, sessions); err != nil {
 		return err
@@ -245,6 +256,11 @@ func (r *run) run(ctx context.Context) error {
 		}
 	}
 	if err := r.markNew(ctx); err != nil {
+		return err
+	}
+	// Before the images: one whose manifest stays is spared, or it would be forgotten when
+	// its source lost its last name.
+	if err := r.collectPushed(ctx); err != nil {
 		return err
 	}
 	r.step("delete images")

@@ -117,23 +117,31 @@ func (r *run) roots(ctx context.Context) ([]chunk.Digest, error) {
 			sources = append(sources, source)
 		}
 	}
-	if r.cfg.Stored != nil {
-		stored, err := r.cfg.Stored(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("list pushed manifests: %w", err)
-		}
-		for _, source := range stored {
-			if _, ok := left[source]; !ok {
-				sources = append(sources, source)
-			}
-		}
-	}
 	if r.cfg.Roots != nil {
 		more, err := r.cfg.Roots(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("list the sources of jobs: %w", err)
 		}
 		sources = append(sources, more...)
+	}
+	for _, source := range sources {
+		r.firm[source] = true
+	}
+	if r.cfg.Stored != nil {
+		stored, err := r.cfg.Stored(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("list pushed manifests: %w", err)
+		}
+		for _, source := range stored {
+			_, named := left[source]
+			if !named {
+				r.loose[source] = true
+			}
+			// A manifest that stays because a client was told of it keeps its image.
+			if !named || r.cfg.Told != nil && r.cfg.Told(source, r.limits.Push) {
+				sources = append(sources, source)
+			}
+		}
 	}
 	slices.SortFunc(sources, compareDigests)
 	return slices.Compact(sources), nil

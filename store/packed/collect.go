@@ -79,6 +79,7 @@ func (s *Store) Survey(ctx context.Context, live func(*chunk.Digest) bool) (Surv
 // CondemnPacks begins to empty packs: from now on no chunk in them counts as stored.
 func (s *Store) CondemnPacks(ctx context.Context, ids []chunk.Digest) error {
 	for _, id := range ids {
+		s.drained.remove(id) // of an earlier collection, since when it was stored anew
 		if err := s.catalog.CondemnPack(ctx, id); err != nil {
 			return err
 		}

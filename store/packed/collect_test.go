@@ -170,6 +170,29 @@ func TestAReadOfACondemnedChunkRaisesAnAlarm(t *testing.T) {
 	}
 }
 
+// A pack that is live after all is copied to itself, which ends its condemnation. A later
+// collection condemns it again, and has drained nothing yet.
+func TestADrainedPackThatWasStoredAnewRaisesNoAlarm(t *testing.T) {
+	var log bytes.Buffer
+	o := newDisk().open(t, func(c *packed.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	ps := contents(0, 6)
+	o.put(t, ps)
+	ids := o.packsOf()
+	for range 2 {
+		if err := o.CondemnPacks(t.Context(), ids); err != nil {
+			t.Fatal(err)
+		}
+		o.wantAll(t, ps)
+		if _, err := o.Copy(t.Context(), ids, liveOnly(ps), noBad(t)); err != nil {
+			t.Fatal(err)
+		}
+		o.Drain(ids)
+	}
+	if strings.Contains(log.String(), "alarm") {
+		t.Errorf("an alarm for what an earlier collection drained:\n%s", &log)
+	}
+}
+
 func TestADamagedCopyIsNotCopied(t *testing.T) {
 	o := newDisk().open(t)
 	ps := contents(0, 6)

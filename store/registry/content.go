@@ -243,15 +243,21 @@ func (s *Store) Drop(ctx context.Context, d digest.Digest, key string, grace tim
 		return false, nil
 	}
 	// Another writer may have promised it to somebody by now.
-	if s.cfg.Confirm != nil {
-		if err := s.cfg.Confirm(ctx); err != nil {
-			return false, fmt.Errorf("delete %s: %w", key, err)
-		}
+	if err := s.confirm(ctx); err != nil {
+		return false, fmt.Errorf("delete %s: %w", key, err)
 	}
 	if err := s.bucket.Delete(ctx, key); err != nil {
 		return false, fmt.Errorf("delete %s: %w", key, err)
 	}
 	return true, nil
+}
+
+// confirm asks whether this process may still delete.
+func (s *Store) confirm(ctx context.Context) error {
+	if s.cfg.Confirm == nil {
+		return nil
+	}
+	return s.cfg.Confirm(ctx)
 }
 
 // putRecord stores a record unless exactly it is there.

@@ -312,6 +312,12 @@ func (s *Store) DeleteManifest(ctx context.Context, repo string, d digest.Digest
 			return fmt.Errorf("delete tag %s:%s: %w", repo, tag, err)
 		}
 	}
+	return s.deleteRecords(ctx, repo, d, rec)
+}
+
+// deleteRecords deletes the records of a manifest, that of d last. The caller holds the
+// repository.
+func (s *Store) deleteRecords(ctx context.Context, repo string, d digest.Digest, rec manifestRecord) error {
 	others := slices.DeleteFunc(slices.Clone(rec.Digests), func(o digest.Digest) bool { return o == d })
 	for _, o := range append(others, d) {
 		if rec.Subject != "" {
