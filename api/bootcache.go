@@ -4,6 +4,8 @@ import (
 	"container/list"
 	"sync"
 
+	"golang.org/x/sync/singleflight"
+
 	"quarry/store/chunk"
 )
 
@@ -16,6 +18,8 @@ const maxBoots = 64 << 20
 // sending them. They are named by digest and never change, so nothing in it ever
 // goes stale. Safe for concurrent use; what it holds is not changed.
 type bootCache struct {
+	flight singleflight.Group
+
 	mu    sync.Mutex // guards the rest
 	order *list.List // of *sendable, last used first
 	at    map[chunk.Digest]*list.Element

@@ -128,12 +128,41 @@ type sendable struct {
 	held   []byte // all of it compressed, or nil when that is not the way or too much to keep
 }
 
-// prepareBootstrap reads the bootstrap once, to verify it and to learn what it
-// has compressed, unless it was sent before.
+// prepareBootstrap returns the bootstrap, read unless it was sent before: once for all
+// who start the image now. Reading it outlives a caller who goes away, since others may
+// wait for it.
 func (h *Handler) prepareBootstrap(ctx context.Context, st image.Statement) (*sendable, error) {
-	if s := h.boots.get(st.Bootstrap); s != nil && s.obj.Size == st.BootstrapSize {
+	known := func() *sendable {
+		if s := h.boots.get(st.Bootstrap); s != nil && s.obj.Size == st.BootstrapSize {
+			return s
+		}
+		return nil
+	}
+	if s := known(); s != nil {
 		return s, nil
 	}
+	done := h.boots.flight.DoChan(fmt.Sprint(st.Bootstrap, st.BootstrapSize), func() (any, error) {
+		if s := known(); s != nil { // since it was looked for
+			return s, nil
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), blobLoadTimeout)
+		defer cancel()
+		return h.readBootstrap(ctx, st)
+	})
+	select {
+	case res := <-done:
+		if res.Err != nil {
+			return nil, res.Err
+		}
+		return res.Val.(*sendable), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// readBootstrap reads the bootstrap once, to verify it and to learn what it has
+// compressed.
+func (h *Handler) readBootstrap(ctx context.Context, st image.Statement) (*sendable, error) {
 	key := image.BootstrapKey(st.Bootstrap)
 	obj, err := h.cfg.Bucket.Stat(ctx, key)
 	if err != nil {

@@ -6,11 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"math/rand/v2"
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sync/errgroup"
 
 	"quarry/api"
 	"quarry/api/apitest"
@@ -224,6 +228,38 @@ func TestABootstrapThatWasSentIsNotReadAgain(t *testing.T) {
 			t.Fatalf("%d parts, error %v", len(parts), err)
 		}
 		b.pass.Store(0)
+	}
+}
+
+// Many workers that start one image at once have its bootstrap read once.
+func TestABurstOfStartsReadsTheBootstrapOnce(t *testing.T) {
+	w := apitest.New(t)
+	img := w.Publish(t, "a:b", 1, 1)
+	largeBootstrap(t, w, img, 2<<20, 1)
+	b := &failingReads{Bucket: w.Bucket, key: image.BootstrapKey(chunk.Sum(img.Bootstrap))}
+	b.pass.Store(2 << 20 / (256 << 10)) // as many as one reading of it takes
+	srv, _ := w.Serve(t, func(c *api.Config) { c.Bucket = b })
+	var g errgroup.Group
+	for range 64 {
+		g.Go(func() error {
+			res, err := http.Get(srv.URL + "/v1/start/a:b")
+			if err != nil {
+				return err
+			}
+			defer res.Body.Close()
+			body, err := io.ReadAll(res.Body)
+			if err != nil || res.StatusCode != http.StatusOK {
+				return fmt.Errorf("%s: %.200s (%w)", res.Status, body, err)
+			}
+			parts, err := decodeStart(body, (*api.StartReader).Bytes)
+			if err == nil && (len(parts) != 4 || !bytes.Equal(parts[3].payload, img.Bootstrap)) {
+				err = fmt.Errorf("%d parts, or another bootstrap", len(parts))
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Error(err)
 	}
 }
 
