@@ -95,9 +95,9 @@ func open(t testing.TB, cfg ranges.Config) *ranges.Cache {
 	return c
 }
 
-// someRange is a part of size bytes of up to 1 MiB, as batches ask for.
+// someRange is a part of size bytes of up to 256 KiB.
 func someRange(rnd *rand.Rand, size int) (off int64, n int) {
-	n = 1 + rnd.IntN(min(size, 1<<20))
+	n = 1 + rnd.IntN(min(size, 256<<10))
 	return int64(rnd.IntN(size - n + 1)), n
 }
 
@@ -116,7 +116,7 @@ func wantRange(ctx context.Context, c *ranges.Cache, o bucket.Object, want []byt
 // order, has each block read from the bucket once; and so has one that follows, also
 // after a restart.
 func TestABurstReadsEachBlockOnce(t *testing.T) {
-	b, o, want := object(t, 20<<20+12345)
+	b, o, want := object(t, 6<<20+12345)
 	cfg := ranges.Config{Bucket: b, Dir: t.TempDir()}
 	burst := func(c *ranges.Cache) {
 		t.Helper()
@@ -298,10 +298,10 @@ func TestReadsThatNobodyWantsAreBounded(t *testing.T) {
 
 // An object larger than the cache is read through it, and the folder stays in bounds.
 func TestTheFolderStaysWithinItsLimit(t *testing.T) {
-	b, o, want := object(t, 48<<20)
+	b, o, want := object(t, 40<<20)
 	cfg := ranges.Config{Bucket: b, Dir: t.TempDir(), Limit: cache.MinLimit}
 	c := open(t, cfg)
-	for range 3 {
+	for range 2 {
 		if err := wantRange(t.Context(), c, o, want, 0, len(want)); err != nil {
 			t.Fatal(err)
 		}
@@ -353,7 +353,7 @@ func TestAFullDisk(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	b, o, want := object(t, 16<<20)
+	b, o, want := object(t, 8<<20)
 	c := open(t, ranges.Config{Bucket: b, Dir: dir + "/cache"})
 	for range 2 {
 		if err := wantRange(t.Context(), c, o, want, 0, len(want)); err != nil {
