@@ -247,6 +247,23 @@ func (d dataDir) rememberReadOnly() error {
 	return d.wrap(durable.WriteFile(d.readOnlyFile(), nil, 0o600))
 }
 
+// chooseNoSign says whether a node signs nothing. The folder remembers it as soon as
+// somebody has said so: a background server that a command starts must not make a key
+// there and sign with it. The lock is held.
+func (d dataDir) chooseNoSign(asked, background bool) (bool, error) {
+	_, err := os.Stat(d.noSignFile())
+	is := err == nil
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return false, err
+	case is && !asked && !background:
+		return false, fmt.Errorf("it is of a node that signs nothing: give --no-sign, or remove %s to let it sign with a key of its own", d.noSignFile())
+	case asked && !is:
+		return true, durable.WriteFile(d.noSignFile(), nil, 0o600)
+	}
+	return is, nil
+}
+
 // noStore explains a bucket that a node that only reads finds empty.
 func noStore(err error) error {
 	if errors.Is(err, bucket.ErrNotFound) {

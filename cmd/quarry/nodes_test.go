@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,6 +62,37 @@ func TestAFolderRemembersThatItOnlyReads(t *testing.T) {
 	choose(false, true, true)
 	if _, err := d.chooseReadOnly(false, false); err == nil {
 		t.Error("a node that only reads became a writer without being told to")
+	}
+}
+
+// A command that starts the server of a folder by itself makes no key where somebody
+// has said that nothing is signed.
+func TestAFolderRemembersThatNothingIsSigned(t *testing.T) {
+	cfg := ownerConfig{dir: dataDir(t.TempDir()), log: warnings(os.Stderr)}
+	open := func(noSign, background bool) error {
+		c := cfg
+		c.noSign, c.background = noSign, background
+		return openAndClose(t, c)
+	}
+	for _, background := range []bool{false, true, true} {
+		if err := open(!background, background); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(cfg.dir.signingKey()); !errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("in the background %t: there is a signing key: %v", background, err)
+		}
+	}
+	if err := open(false, false); err == nil || !strings.Contains(err.Error(), cfg.dir.noSignFile()) {
+		t.Errorf("without --no-sign: error %v", err)
+	}
+	if err := os.Remove(cfg.dir.noSignFile()); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(false, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(cfg.dir.signingKey()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -48,6 +48,7 @@ func (d dataDir) tmp() string          { return filepath.Join(string(d), "tmp") 
 func (d dataDir) uploads() string      { return filepath.Join(string(d), "uploads") }
 func (d dataDir) idFile() string       { return filepath.Join(string(d), "id") }
 func (d dataDir) readOnlyFile() string { return filepath.Join(string(d), "read-only") }
+func (d dataDir) noSignFile() string   { return filepath.Join(d.keys(), "no-sign") }
 func (d dataDir) keys() string         { return filepath.Join(string(d), "keys") }
 func (d dataDir) signingKey() string   { return filepath.Join(d.keys(), "signing.key") }
 func (d dataDir) signingPub() string   { return filepath.Join(d.keys(), "signing.pub") }
@@ -313,8 +314,12 @@ func (o *owner) openKeys(cfg ownerConfig) (err error) {
 	if o.macKey, err = loadConverterKey(cfg.dir.converterKey()); err != nil {
 		return err
 	}
+	noSign, err := cfg.dir.chooseNoSign(cfg.noSign, cfg.background)
+	if err != nil {
+		return cfg.dir.wrap(err)
+	}
 	switch {
-	case cfg.noSign:
+	case noSign:
 	case cfg.keyFile != "":
 		o.signing, err = signer.LoadKey(cfg.keyFile)
 	default:

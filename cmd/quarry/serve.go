@@ -81,7 +81,7 @@ The limits of serve are the defaults of the conversions it makes.`,
 	f.StringVar(&o.cache.text, "cache-size", "", rangeCacheHelp)
 	o.doors.flags(c)
 	f.StringVar(&o.key, "key", "", "sign with this private key instead of DIR/keys/signing.key")
-	f.BoolVar(&o.noSign, "no-sign", false, "convert without signing; images stay unsigned")
+	f.BoolVar(&o.noSign, "no-sign", false, "convert without signing: images stay unsigned until quarry sign; the folder remembers it")
 	f.IntVar(&o.workers, "workers", 0, "compression workers; 0 is one per processor")
 	f.StringVar(&o.uploads.text, "upload-space", "", "bytes on disk for unfinished pushes together, as 512M or 20G; default is 32G")
 	o.jobs.flags(f)
