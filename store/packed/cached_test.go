@@ -81,7 +81,7 @@ func TestConformanceWithARangeCache(t *testing.T) {
 // is away then.
 func TestABurstReadsThePacksOnce(t *testing.T) {
 	d := newDisk()
-	ps := slices.Concat(contents(0, 300), [][]byte{storetest.Content(1000, chunk.MaxSize)})
+	ps := slices.Concat(contents(0, 270), [][]byte{storetest.Content(1000, 5<<20)})
 	d.open(t, packSize(1<<20)).put(t, ps)
 	dir := t.TempDir()
 	o := d.openCached(t, dir)
@@ -94,7 +94,7 @@ func TestABurstReadsThePacksOnce(t *testing.T) {
 		var g errgroup.Group
 		for i := range 256 {
 			g.Go(func() error {
-				part := ps[i:min(len(ps), i+60)]
+				part := ps[i:min(len(ps), i+20)]
 				var ds []chunk.Digest
 				for _, p := range part {
 					ds = append(ds, chunk.Sum(p))

@@ -89,8 +89,11 @@ func (r *rangeReader) help(ctx context.Context) {
 // readRange fills p with bytes of a pack, from the range cache where there is one, and
 // says whether the bucket was asked. What it fills p with is to be checked.
 func (s *Store) readRange(ctx context.Context, id chunk.Digest, p []byte, off int64) (asked bool, err error) {
+	if s.cfg.Ranges == nil {
+		return true, s.bucket.ReadAt(ctx, pack.Key(id), p, off)
+	}
 	size, known := s.catalog.PackSize(id)
-	if s.cfg.Ranges == nil || !known {
+	if !known {
 		return true, s.bucket.ReadAt(ctx, pack.Key(id), p, off)
 	}
 	return s.cfg.Ranges.ReadAt(ctx, bucket.Object{Key: pack.Key(id), Size: size}, p, off)
