@@ -26,7 +26,7 @@ func (h *Handler) serveLocal(ctx context.Context, w *response, r *http.Request, 
 	case opConvert:
 		return h.serveConvert(ctx, w, r)
 	case opCheck:
-		return h.serveCheck(ctx, w, rt)
+		return h.serveCheck(ctx, w, r, rt)
 	case opRebuild:
 		return h.serveRebuild(ctx, w)
 	case opGC:
@@ -84,12 +84,19 @@ func (h *Handler) serveConvert(ctx context.Context, w *response, r *http.Request
 	})
 }
 
-func (h *Handler) serveCheck(ctx context.Context, w *response, rt route) error {
+func (h *Handler) serveCheck(ctx context.Context, w *response, r *http.Request, rt route) error {
 	if h.cfg.Check == nil {
 		return fmt.Errorf("%w: check", ErrNotOffered)
 	}
+	var req CheckRequest
+	if r.ContentLength != 0 {
+		if err := decodeJSON(w, r, maxCheckBody, &req); err != nil {
+			return err
+		}
+	}
+	req.Quick = rt.quick
 	return h.stream(ctx, w, func(s *eventStream) (any, error) {
-		return h.cfg.Check(ctx, CheckRequest{Quick: rt.quick}, func(p Problem) {
+		return h.cfg.Check(ctx, req, func(p Problem) {
 			s.send(Event{Type: EventProblem, Problem: &p})
 		})
 	})

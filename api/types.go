@@ -147,10 +147,18 @@ type ConvertResult struct {
 	NewStoredBytes int64        `json:"new_stored_bytes"`
 }
 
-// CheckRequest are the parameters of POST /v1/admin/check.
+// CheckRequest are the parameters of POST /v1/admin/check: quick in the query, and what
+// else there is in a body.
 type CheckRequest struct {
-	Quick bool
+	Quick bool `json:"-"`
+	// From is the URL of a store node of which the chunks are fetched that images lack.
+	From      string `json:"from,omitempty"`
+	FromToken string `json:"from_token,omitempty"` // shown to it
+	FromCA    string `json:"from_ca,omitempty"`    // certificates (PEM) that it is held against
 }
+
+// maxCheckBody bounds the body of a CheckRequest: 4 MiB of certificates, escaped.
+const maxCheckBody = 8 << 20
 
 // Problem is one damage that a check found, or a state that it notes.
 type Problem struct {
@@ -170,6 +178,10 @@ type CheckSummary struct {
 	Bytes    int64 `json:"bytes"`
 	Images   int64 `json:"images"`
 	Problems int64 `json:"problems"`
+	// Of a repair: chunks that were stored anew, their bytes, and those that were not.
+	Repaired      int64 `json:"repaired_chunks,omitempty"`
+	RepairedBytes int64 `json:"repaired_bytes,omitempty"`
+	Unrepaired    int64 `json:"unrepaired_chunks,omitempty"`
 }
 
 // RebuildResult is the end of an index rebuild.

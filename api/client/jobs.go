@@ -53,6 +53,13 @@ func encode(v any, texts ...string) ([]byte, error) {
 func (c *Client) Check(ctx context.Context, req api.CheckRequest, report func(api.Problem)) (api.CheckSummary, error) {
 	var res api.CheckSummary
 	rq := request{method: http.MethodPost, path: "/v1/admin/check?quick=" + strconv.FormatBool(req.Quick), job: true}
+	if req.From != "" {
+		body, err := encode(req, req.From, req.FromToken, req.FromCA)
+		if err != nil {
+			return res, fmt.Errorf("encode check request: %w", err)
+		}
+		rq.body, rq.contentType = body, api.TypeJSON
+	}
 	err := c.stream(ctx, rq, &res, func(e api.Event) {
 		if e.Problem != nil && report != nil {
 			report(*e.Problem)

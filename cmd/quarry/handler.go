@@ -12,7 +12,6 @@ import (
 	"quarry/converter"
 	"quarry/converter/oci"
 	"quarry/store/bucket/s3"
-	"quarry/store/check"
 	"quarry/store/image"
 	"quarry/store/packed"
 )
@@ -122,23 +121,6 @@ func progressOf(e converter.Event) api.Progress {
 		item += " (known)"
 	}
 	return api.Progress{Step: "layer", Item: item, Done: e.Read, Total: e.Size, Unit: "bytes"}
-}
-
-func (o *owner) check(ctx context.Context, r api.CheckRequest, report func(api.Problem)) (api.CheckSummary, error) {
-	trust, err := o.accepted()
-	if err != nil {
-		return api.CheckSummary{}, err
-	}
-	sum, err := check.Run(ctx, check.Config{
-		Store: o.store, Bucket: o.bucket, Catalog: o.catalog, Trust: trust, MACKey: o.macKey, Quick: r.Quick, Signed: o.signing != nil,
-	}, func(p check.Problem) {
-		q := api.Problem{Kind: p.Kind, Object: p.Object, Offset: p.Offset, Message: p.Message, Images: p.Images, Note: p.Note}
-		if !p.Digest.IsZero() {
-			q.Digest = p.Digest.String()
-		}
-		report(q)
-	})
-	return api.CheckSummary{Packs: sum.Packs, Chunks: sum.Chunks, Bytes: sum.Bytes, Images: sum.Images, Problems: sum.Problems}, err
 }
 
 func (o *owner) rebuild(ctx context.Context) (api.RebuildResult, error) {

@@ -28,6 +28,8 @@ type Config struct {
 	Signed  bool         // an image or name without a signature is told, as a note
 	MACKey  []byte       // of the layer records
 	Quick   bool         // read no chunk content
+	// Lost is told of each chunk that an image lacks, possibly more than once; may be nil.
+	Lost func(chunk.Digest)
 }
 
 // Problem is one thing that is wrong.

@@ -274,6 +274,9 @@ func (c *checker) chunks(ctx context.Context, batch []rafs.Chunk, source chunk.D
 	}
 	c.sum.Chunks += int64(len(ds))
 	for i, d := range ds {
+		if !have[i] && c.cfg.Lost != nil {
+			c.cfg.Lost(d)
+		}
 		if touched := c.touched[d]; touched != nil {
 			touched.addSource(source, u)
 		} else if !have[i] {
