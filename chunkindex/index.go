@@ -116,6 +116,22 @@ func (x *Index) Close() error {
 	return errors.Join(x.db.Close(), x.lock.Close())
 }
 
+// StoredSizes returns what chunks take in packs, -1 for one that is in none.
+func (x *Index) StoredSizes(ctx context.Context, ds []chunk.Digest) ([]int64, error) {
+	locs, found, err := x.LookupBatch(ctx, ds)
+	if err != nil {
+		return nil, err
+	}
+	sizes := make([]int64, len(ds))
+	for i := range ds {
+		sizes[i] = -1
+		if found[i] {
+			sizes[i] = int64(locs[i].Stored)
+		}
+	}
+	return sizes, nil
+}
+
 // LookupBatch returns for each digest its Location and whether there is one.
 func (x *Index) LookupBatch(ctx context.Context, ds []chunk.Digest) ([]Location, []bool, error) {
 	x.mu.RLock()

@@ -127,18 +127,7 @@ func (w *World) locate(t testing.TB, d chunk.Digest) chunkindex.Location {
 
 // StoredSizes returns what chunks take in packs, -1 for one that is in none.
 func (w *World) StoredSizes(ctx context.Context, ds []chunk.Digest) ([]int64, error) {
-	locs, found, err := w.index.LookupBatch(ctx, ds)
-	if err != nil {
-		return nil, err
-	}
-	sizes := make([]int64, len(ds))
-	for i := range ds {
-		sizes[i] = -1
-		if found[i] {
-			sizes[i] = int64(locs[i].Stored)
-		}
-	}
-	return sizes, nil
+	return w.index.StoredSizes(ctx, ds)
 }
 
 // PackOf returns the key of the object that holds a chunk.

@@ -36,7 +36,7 @@ var arrows = map[string][]string{
 	"store/pack":       {"store/chunk"},
 	"store/image":      {"rafs", "signer", "store/chunk", "internal/strictjson"},
 	"store/catalog":    {"store/chunk", "store/bucket", "internal/strictjson"},
-	"store/jobs":       {"store/bucket", "store/chunk", "store/image", "internal/rescue", "internal/strictjson"},
+	"store/jobs":       {"store/bucket", "store/chunk", "store/image", "internal/rescue"},
 	"store/follow":     {"store/catalog"},
 	"store/writer":     {"store/bucket", "store/catalog", "internal/strictjson"},
 	"store/trace":      {"rafs", "store/chunk", "store/image", "store/pack"},

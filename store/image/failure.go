@@ -9,7 +9,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"quarry/internal/strictjson"
 	"quarry/store/chunk"
 )
 
@@ -85,27 +84,12 @@ func EncodeFailure(f Failure) ([]byte, error) {
 // DecodeFailure reads exactly what EncodeFailure writes. Errors: ErrMalformed,
 // ErrVersion.
 func DecodeFailure(b []byte) (Failure, error) {
-	if len(b) > MaxFailure {
-		return Failure{}, fmt.Errorf("failure record: %w: %d bytes, at most %d", ErrMalformed, len(b), MaxFailure)
-	}
-	var head struct {
-		Version int `json:"version"`
-	}
-	if err := json.Unmarshal(b, &head); err != nil {
-		return Failure{}, fmt.Errorf("failure record: %w: %w", ErrMalformed, err)
-	}
-	if head.Version < 1 {
-		return Failure{}, fmt.Errorf("failure record: %w: it has no version", ErrMalformed)
-	}
-	if head.Version != FailureVersion {
-		return Failure{}, fmt.Errorf("failure record: %w: version %d, this program knows %d", ErrVersion, head.Version, FailureVersion)
-	}
-	w, err := strictjson.Decode[wireFailure](b, MaxFailure)
+	w, err := DecodeRecord[wireFailure](b, FailureVersion, MaxFailure)
 	if err == nil {
 		err = w.Failure.validate()
 	}
 	if err != nil {
-		return Failure{}, fmt.Errorf("failure record: %w: %w", ErrMalformed, err)
+		return Failure{}, fmt.Errorf("failure record: %w", err)
 	}
 	return w.Failure, nil
 }

@@ -94,7 +94,7 @@ func EncodeStatement(s Statement) ([]byte, error) {
 // DecodeStatement reads exactly what EncodeStatement writes. Errors:
 // ErrMalformed, ErrVersion.
 func DecodeStatement(payload []byte) (Statement, error) {
-	w, err := decodeStatement[wireStatement](payload)
+	w, err := DecodeRecord[wireStatement](payload, StatementVersion, MaxStatement)
 	if err == nil {
 		err = w.Statement.validate()
 	}
@@ -122,7 +122,7 @@ func EncodeNameStatement(n NameStatement) ([]byte, error) {
 // DecodeNameStatement reads exactly what EncodeNameStatement writes. Errors:
 // ErrMalformed, ErrVersion.
 func DecodeNameStatement(payload []byte) (NameStatement, error) {
-	w, err := decodeStatement[wireNameStatement](payload)
+	w, err := DecodeRecord[wireNameStatement](payload, StatementVersion, MaxStatement)
 	if err == nil {
 		err = w.NameStatement.validate()
 	}
@@ -132,24 +132,29 @@ func DecodeNameStatement(payload []byte) (NameStatement, error) {
 	return w.NameStatement, nil
 }
 
-// decodeStatement looks at the version before all else, as the next version has
-// fields that this one does not know.
-func decodeStatement[T any](payload []byte) (T, error) {
+// DecodeRecord reads exactly what json.Marshal writes of a T whose first field is its
+// version: the form of statements, and of records that are kept beside them. It looks at
+// the version before all else, as the next version has fields that this one does not
+// know. Errors: ErrMalformed, ErrVersion.
+func DecodeRecord[T any](b []byte, version, limit int) (T, error) {
 	var zero T
-	if len(payload) > MaxStatement {
-		return zero, fmt.Errorf("%w: %d bytes, at most %d", ErrMalformed, len(payload), MaxStatement)
+	if len(b) > limit {
+		return zero, fmt.Errorf("%w: %d bytes, at most %d", ErrMalformed, len(b), limit)
 	}
 	var head struct {
 		Version int `json:"version"`
 	}
-	if err := json.Unmarshal(payload, &head); err != nil {
+	if err := json.Unmarshal(b, &head); err != nil {
 		return zero, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	if head.Version != StatementVersion {
-		return zero, fmt.Errorf("%w: version %d, this program knows %d: use the quarry that wrote it, or a newer one",
-			ErrVersion, head.Version, StatementVersion)
+	if head.Version < 1 {
+		return zero, fmt.Errorf("%w: it has no version", ErrMalformed)
 	}
-	w, err := strictjson.Decode[T](payload, MaxStatement)
+	if head.Version != version {
+		return zero, fmt.Errorf("%w: version %d, this program knows %d: use the quarry that wrote it, or a newer one",
+			ErrVersion, head.Version, version)
+	}
+	w, err := strictjson.Decode[T](b, limit)
 	if err != nil {
 		return zero, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}

@@ -104,7 +104,7 @@ func TestDecodeStatementRefuses(t *testing.T) {
 	}{
 		{"nothing", "", image.ErrMalformed, ""},
 		{"a newer version", replace(`"version":1`, `"version":2`), image.ErrVersion, "version 2"},
-		{"no version", replace(`"version":1,`, ""), image.ErrVersion, "version 0"},
+		{"no version", replace(`"version":1,`, ""), image.ErrMalformed, "no version"},
 		{"an unknown field", replace(`{`, `{"tags":[],`), image.ErrMalformed, "tags"},
 		{"a trailing newline", good + "\n", image.ErrMalformed, ""},
 		{"a zero digest", replace(digest("tree").Hex(), chunk.Digest{}.Hex()), image.ErrMalformed, "tree digest is zero"},

@@ -9,7 +9,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"quarry/internal/strictjson"
 	"quarry/store/chunk"
 	"quarry/store/image"
 )
@@ -33,9 +32,9 @@ const (
 
 var (
 	// ErrMalformed says that bytes are no job record.
-	ErrMalformed = errors.New("malformed")
+	ErrMalformed = image.ErrMalformed
 	// ErrVersion says that a record has a version that this program does not know.
-	ErrVersion = errors.New("unknown version")
+	ErrVersion = image.ErrVersion
 )
 
 // State is where a job stands.
@@ -149,27 +148,12 @@ func Encode(r Record) ([]byte, error) {
 
 // Decode reads exactly what Encode writes. Errors: ErrMalformed, ErrVersion.
 func Decode(b []byte) (Record, error) {
-	if len(b) > MaxRecord {
-		return Record{}, fmt.Errorf("job record: %w: %d bytes, at most %d", ErrMalformed, len(b), MaxRecord)
-	}
-	var head struct {
-		Version int `json:"version"`
-	}
-	if err := json.Unmarshal(b, &head); err != nil {
-		return Record{}, fmt.Errorf("job record: %w: %w", ErrMalformed, err)
-	}
-	if head.Version < 1 {
-		return Record{}, fmt.Errorf("job record: %w: it has no version", ErrMalformed)
-	}
-	if head.Version != Version {
-		return Record{}, fmt.Errorf("job record: %w: version %d, this program knows %d", ErrVersion, head.Version, Version)
-	}
-	w, err := strictjson.Decode[wireRecord](b, MaxRecord)
+	w, err := image.DecodeRecord[wireRecord](b, Version, MaxRecord)
 	if err == nil {
 		err = w.Record.validate()
 	}
 	if err != nil {
-		return Record{}, fmt.Errorf("job record: %w: %w", ErrMalformed, err)
+		return Record{}, fmt.Errorf("job record: %w", err)
 	}
 	return w.Record, nil
 }
