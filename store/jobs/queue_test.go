@@ -451,10 +451,11 @@ func TestAPushThatIsNotDurableFails(t *testing.T) {
 	if r, err := jobs.Lookup(t.Context(), faulty, aSource("1"), ""); err != nil || r.State != jobs.Queued {
 		t.Errorf("pushed again: %+v, %v", r, err)
 	}
-	serve(t, q)
+	stop := serve(t, q)
 	if st := await(t, q, id); st.State != jobs.Done {
 		t.Errorf("got %+v", st)
 	}
+	stop() // it still writes down that the job ended
 	faulty.Before = buckettest.FailAll("List")
 	if _, err := jobs.Open(t.Context(), jobs.Config{Bucket: faulty}); !errors.Is(err, buckettest.ErrInjected) {
 		t.Errorf("a bucket that is away opens: %v", err)
