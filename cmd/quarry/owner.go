@@ -53,7 +53,6 @@ func (d dataDir) keys() string         { return filepath.Join(string(d), "keys")
 func (d dataDir) signingKey() string   { return filepath.Join(d.keys(), "signing.key") }
 func (d dataDir) signingPub() string   { return filepath.Join(d.keys(), "signing.pub") }
 func (d dataDir) converterKey() string { return filepath.Join(d.keys(), "converter.key") }
-func (d dataDir) node() string         { return filepath.Join(string(d), "node") }
 func (d dataDir) run() string          { return filepath.Join(string(d), "run") }
 func (d dataDir) socket() string       { return filepath.Join(d.run(), "quarry.sock") }
 func (d dataDir) serveLog() string     { return filepath.Join(d.run(), "serve.log") }

@@ -2,17 +2,13 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"strings"
 	"sync"
 	"time"
 
 	"quarry/api"
-	"quarry/internal/durable"
 	"quarry/store/bucket"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
@@ -20,7 +16,6 @@ import (
 	"quarry/store/image"
 	"quarry/store/lease"
 	"quarry/store/registry"
-	"quarry/worker/folder"
 )
 
 // upkeep is what keeps a store from growing for ever, and what keeps that from harming
@@ -34,31 +29,9 @@ type upkeep struct {
 	done   sync.WaitGroup
 }
 
-// nodeIDSize is the size of a node's id in bytes.
-const nodeIDSize = 16
-
-// loadNodeID returns the id under which this data folder keeps leases.
-func loadNodeID(path string) (string, error) {
-	raw, err := folder.ReadBounded(path, maxOwnFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		id := make([]byte, nodeIDSize)
-		rand.Read(id)
-		text := hex.EncodeToString(id)
-		return text, durable.WriteFile(path, []byte(text+"\n"), 0o600)
-	}
-	if err != nil {
-		return "", fmt.Errorf("node id: %w", err)
-	}
-	text := strings.TrimSpace(string(raw))
-	if id, err := hex.DecodeString(text); err != nil || len(id) != nodeIDSize {
-		return "", fmt.Errorf("%w: node id %s: want %d hex digits; remove it and another one is made", errDamage, path, 2*nodeIDSize)
-	}
-	return text, nil
-}
-
 // openUpkeep needs the store open. Its goroutines end with close.
 func (o *owner) openUpkeep(ctx context.Context, cfg ownerConfig) error {
-	node, err := loadNodeID(cfg.dir.node())
+	node, err := cfg.dir.id()
 	if err != nil {
 		return err
 	}
@@ -104,8 +77,8 @@ func (u *upkeep) close() {
 }
 
 // mounts are the leases as gc wants them.
-func (u *upkeep) mounts(ctx context.Context) ([]gc.Lease, error) {
-	all, err := u.leases.All(ctx)
+func (u *upkeep) mounts(ctx context.Context, look bool) ([]gc.Lease, error) {
+	all, err := u.leases.All(ctx, !look)
 	out := make([]gc.Lease, len(all))
 	for i, l := range all {
 		out[i] = gc.Lease{Image: l.Image, Bootstrap: l.Bootstrap}

@@ -69,8 +69,8 @@ type Config struct {
 	Catalog *catalog.Catalog
 	Store   *packed.Store
 	Gate    *Gate
-	// Leases returns the live leases of mounts.
-	Leases func(context.Context) ([]Lease, error)
+	// Leases returns the live leases of mounts; only to look, it changes nothing.
+	Leases func(ctx context.Context, look bool) ([]Lease, error)
 	// Roots returns further sources whose images stay: those of jobs. nil: none.
 	Roots func(context.Context) ([]chunk.Digest, error)
 	// Stored returns sources that stay as long as they lost no name more than Retain ago:

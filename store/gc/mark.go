@@ -85,7 +85,7 @@ func (r *run) mark(ctx context.Context, m *marks) error {
 	}
 	// Leases after names: who takes a lease and then finds the name as it was is seen by
 	// one of the two, whatever happens in between.
-	leases, err := r.cfg.Leases(ctx)
+	leases, err := r.cfg.Leases(ctx, r.report.DryRun)
 	if err != nil {
 		return fmt.Errorf("list leases: %w", err)
 	}

@@ -211,7 +211,7 @@ func (w *world) boot(index *indexmem.Index) (*proc, error) {
 	p.gate.Await = await
 	cfg := w.cfg
 	cfg.Bucket, cfg.Catalog, cfg.Store, cfg.Gate = io, p.catalog, p.store, p.gate
-	cfg.Leases = func(context.Context) ([]Lease, error) { return w.liveLeases(), nil }
+	cfg.Leases = func(context.Context, bool) ([]Lease, error) { return w.liveLeases(), nil }
 	cfg.Recipe, cfg.LayerChunks = simRecipe, simLayer
 	cfg.Now, cfg.Since = func() time.Time { return w.now }, func() time.Duration { return w.since }
 	p.gc = New(cfg)

@@ -96,10 +96,10 @@ type Table struct {
 	last   time.Time
 	leases map[string]entry
 	beat   uint64
-	dirty  bool // the object lacks a change
+	dirty  bool   // the object lacks a change that nobody is writing
+	stored uint64 // beat that the object has
 
-	writing sync.Mutex // held while the object is written; guards written
-	written uint64     // beat that the object has
+	writing sync.Mutex // held while the object is written
 
 	looking sync.Mutex // guards others, and is held while they are listed
 	others  map[string]seen
@@ -108,6 +108,7 @@ type Table struct {
 type entry struct {
 	Lease
 	until time.Duration // in the table's time
+	since uint64        // beat at which it became what it is
 }
 
 // seen is when the object of another node was found changed.
@@ -129,9 +130,9 @@ func Open(ctx context.Context, cfg Config) (*Table, error) {
 	if err != nil && !errors.Is(err, bucket.ErrNotFound) {
 		return nil, fmt.Errorf("open leases: %w", err)
 	}
-	t.beat = o.Beat
+	t.beat, t.stored = o.Beat, o.Beat
 	for _, l := range o.Leases {
-		t.leases[l.ID] = entry{l, l.ttl()}
+		t.leases[l.ID] = entry{l, l.ttl(), o.Beat}
 	}
 	return t, nil
 }
@@ -155,8 +156,8 @@ func (t *Table) read(ctx context.Context, key string) (object, chunk.Digest, err
 	return o, chunk.Sum(raw), nil
 }
 
-// Renew begins a lease, or extends it. When it has returned nil for a new one, it outlives
-// this process.
+// Renew begins a lease, or extends it. When it has returned nil, it outlives this process,
+// also when another call, which is not done yet, began it.
 func (t *Table) Renew(ctx context.Context, l Lease) error {
 	if err := l.validate(); err != nil {
 		return err
@@ -167,17 +168,18 @@ func (t *Table) Renew(ctx context.Context, l Lease) error {
 		t.mu.Unlock()
 		return fmt.Errorf("%w: this node has %d", ErrFull, MaxLeases)
 	}
-	t.leases[l.ID] = entry{l, t.now + l.ttl()}
 	if before.Lease != l {
 		t.beat++
 		t.dirty = true
+		before.since = t.beat
 	}
-	want, stored := t.beat, !t.dirty
+	t.leases[l.ID] = entry{l, t.now + l.ttl(), before.since}
+	done := t.stored >= before.since
 	t.mu.Unlock()
-	if stored {
+	if done {
 		return nil
 	}
-	return t.write(ctx, want)
+	return t.write(ctx, before.since)
 }
 
 // End ends a lease; one that is not there has ended already.
@@ -191,14 +193,16 @@ func (t *Table) End(id string) {
 	}
 }
 
-// write makes the object as new as beat want. Of many that wait, one writes for all.
+// write makes the object as new as beat want, 0 for the newest. Of many that wait, one
+// writes for all.
 func (t *Table) write(ctx context.Context, want uint64) error {
 	t.writing.Lock()
 	defer t.writing.Unlock()
-	if t.written >= want && want > 0 {
+	t.mu.Lock()
+	if t.stored >= want && want > 0 {
+		t.mu.Unlock()
 		return nil
 	}
-	t.mu.Lock()
 	o := object{Version: version, Node: t.cfg.Node, Beat: t.beat, Leases: []Lease{}}
 	for _, e := range t.leases {
 		o.Leases = append(o.Leases, e.Lease)
@@ -210,13 +214,13 @@ func (t *Table) write(ctx context.Context, want uint64) error {
 	if err == nil {
 		err = t.cfg.Bucket.Put(ctx, t.key, bytes.NewReader(raw), int64(len(raw)))
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if err != nil {
-		t.mu.Lock()
 		t.dirty = true
-		t.mu.Unlock()
 		return fmt.Errorf("store leases: %w", err)
 	}
-	t.written = o.Beat
+	t.stored = o.Beat
 	return nil
 }
 
@@ -283,8 +287,8 @@ func (t *Table) Live() []Lease {
 }
 
 // All returns the leases of all nodes that gc must count. The object of a node that has
-// given no sign for Quiet, as far as this process has seen, is deleted.
-func (t *Table) All(ctx context.Context) ([]Lease, error) {
+// given no sign for Quiet, as far as this process has seen, is deleted with forget.
+func (t *Table) All(ctx context.Context, forget bool) ([]Lease, error) {
 	t.looking.Lock()
 	defer t.looking.Unlock()
 	all := t.Live()
@@ -299,7 +303,7 @@ func (t *Table) All(ctx context.Context) ([]Lease, error) {
 		if nodes++; nodes > maxNodes {
 			return nil, fmt.Errorf("more than %d nodes have leases", maxNodes)
 		}
-		leases, err := t.other(ctx, o.Key)
+		leases, err := t.other(ctx, o.Key, forget)
 		if err != nil {
 			return nil, err
 		}
@@ -308,7 +312,7 @@ func (t *Table) All(ctx context.Context) ([]Lease, error) {
 	return all, nil
 }
 
-func (t *Table) other(ctx context.Context, key string) ([]Lease, error) {
+func (t *Table) other(ctx context.Context, key string, forget bool) ([]Lease, error) {
 	o, sum, err := t.read(ctx, key)
 	if errors.Is(err, bucket.ErrNotFound) {
 		return nil, nil
@@ -326,6 +330,9 @@ func (t *Table) other(ctx context.Context, key string) ([]Lease, error) {
 	}
 	if now-s.at < Quiet {
 		return o.Leases, nil
+	}
+	if !forget {
+		return nil, nil
 	}
 	delete(t.others, key)
 	t.cfg.Log.InfoContext(ctx, "leases of a node that is gone deleted", "node", o.Node, "leases", len(o.Leases))

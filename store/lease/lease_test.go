@@ -3,6 +3,7 @@ package lease_test
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -55,7 +56,7 @@ func renew(t *testing.T, table *lease.Table, l lease.Lease) {
 
 func want(t *testing.T, what string, table *lease.Table, ls ...lease.Lease) {
 	t.Helper()
-	got, err := table.All(t.Context())
+	got, err := table.All(t.Context(), true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,5 +187,67 @@ func TestADamagedTableIsNamed(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "leases/a is no table of leases") {
 			t.Errorf("%q: got %v", text, err)
 		}
+	}
+}
+
+// A second renewal is not acknowledged before the first one, of the same lease, is
+// durable: it may be that of a client who did not wait.
+func TestARenewalIsDurableWhoeverWrites(t *testing.T) {
+	b, c := mem.New(), newClock()
+	putting, goOn := make(chan struct{}), make(chan struct{})
+	faulty := &buckettest.Faulty{Bucket: b, Before: func(op buckettest.Op) error {
+		if op.Method == "Put" {
+			putting <- struct{}{}
+			<-goOn
+			return buckettest.ErrInjected
+		}
+		return nil
+	}}
+	table, err := lease.Open(t.Context(), lease.Config{Bucket: faulty, Node: "a", Now: func() time.Time { return c.now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make(chan error, 2)
+	go func() { errs <- table.Renew(t.Context(), mount("1")) }()
+	<-putting
+	go func() { errs <- table.Renew(t.Context(), mount("1")) }()
+	for range 100_000 { // the second may run meanwhile, and must not end
+		runtime.Gosched()
+	}
+	goOn <- struct{}{}
+	for ended := 0; ended < 2; {
+		select {
+		case <-putting:
+			goOn <- struct{}{}
+		case err := <-errs:
+			if ended++; !errors.Is(err, buckettest.ErrInjected) {
+				t.Errorf("got %v, though nothing is stored", err)
+			}
+		}
+	}
+}
+
+// Who only looks deletes nothing.
+func TestALookForgetsNobody(t *testing.T) {
+	b, c := mem.New(), newClock()
+	renew(t, c.open(t, b, "gone"), mount("1"))
+	table := c.open(t, b, "here")
+	look := func(forget bool, want int) {
+		t.Helper()
+		if ls, err := table.All(t.Context(), forget); err != nil || len(ls) != want {
+			t.Errorf("forget %t: %d leases, %v, want %d", forget, len(ls), err, want)
+		}
+	}
+	look(true, 1)
+	c.pass(lease.Quiet+time.Second, table)
+	for range 2 {
+		look(false, 0)
+	}
+	if n := len(buckettest.Keys(t, b, lease.Prefix)); n != 1 {
+		t.Errorf("%d objects after a look, want 1", n)
+	}
+	look(true, 0)
+	if n := len(buckettest.Keys(t, b, lease.Prefix)); n != 0 {
+		t.Errorf("%d objects, want none", n)
 	}
 }
