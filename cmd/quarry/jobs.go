@@ -66,7 +66,7 @@ func (o *owner) openJobs(ctx context.Context, cfg ownerConfig) (err error) {
 	o.jobOptions = cfg.jobs
 	o.jobMetrics = jobs.NewMetrics()
 	o.jobs, err = jobs.Open(ctx, jobs.Config{
-		Bucket: o.bucket, Convert: o.convertPushed, Final: finalReason, Workers: o.conversions, Log: o.log, Metrics: o.jobMetrics,
+		Bucket: o.bucket, Convert: o.convertPushed, Confirm: o.catalog.Confirm, Final: finalReason, Workers: o.conversions, Log: o.log, Metrics: o.jobMetrics,
 	})
 	return err
 }

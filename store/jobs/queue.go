@@ -54,6 +54,9 @@ type Config struct {
 	Bucket bucket.Bucket
 	// Convert does a job. It may be done anew after any error, and after a crash.
 	Convert func(ctx context.Context, r Record, progress func(Progress)) (Result, error)
+	// Confirm fails when another writer owns the bucket by now: its records are not to be
+	// deleted. Nil: there is none.
+	Confirm func(context.Context) error
 	// Final returns why another attempt cannot end better, or nil when it may.
 	Final func(error) *Reason
 
@@ -187,12 +190,6 @@ func read(ctx context.Context, b bucket.Bucket, key string) (Record, error) {
 		err = fmt.Errorf("%w: it is the record of job %s", ErrMalformed, r.ID())
 	}
 	return r, err
-}
-
-// Lookup reads the record of a source and platform from a bucket, for who has no
-// queue of it. Errors: bucket.ErrNotFound, ErrMalformed, ErrVersion.
-func Lookup(ctx context.Context, b bucket.Bucket, source chunk.Digest, platform string) (Record, error) {
-	return read(ctx, b, Key(ID(source, platform)))
 }
 
 // restore takes a record up again.
@@ -336,6 +333,12 @@ func (q *Queue) forget(ctx context.Context, j *job) error {
 	q.mu.Unlock()
 	if !ok {
 		return nil
+	}
+	// A writer that took over may have queued it again.
+	if q.cfg.Confirm != nil {
+		if err := q.cfg.Confirm(ctx); err != nil {
+			return err
+		}
 	}
 	if err := q.cfg.Bucket.Delete(ctx, Key(j.id)); err != nil {
 		return err

@@ -87,6 +87,15 @@ func push(t testing.TB, q *jobs.Queue, image, name string) string {
 	return st.ID()
 }
 
+// stored reads the record of a job from the bucket.
+func stored(t testing.TB, b bucket.Bucket, id string) (jobs.Record, error) {
+	raw, err := bucket.ReadObject(t.Context(), b, jobs.Key(id), jobs.MaxRecord)
+	if err != nil {
+		return jobs.Record{}, err
+	}
+	return jobs.Decode(raw)
+}
+
 // await returns the job once it has ended.
 func await(t testing.TB, q *jobs.Queue, id string) jobs.Status {
 	t.Helper()
@@ -344,6 +353,26 @@ func TestEndedJobsAreForgotten(t *testing.T) {
 	}
 }
 
+// A writer that was fenced deletes no record: who took over may have queued it again.
+func TestAFencedWriterForgetsNothing(t *testing.T) {
+	b := mem.New()
+	fenced := errors.New("fenced")
+	q := open(t, b, &works{}, func(c *jobs.Config) {
+		c.Keep = 1
+		c.Confirm = func(context.Context) error { return fenced }
+	})
+	var ids []string
+	for _, image := range []string{"1", "2", "3"} {
+		ids = append(ids, push(t, q, image, "a:"+image))
+	}
+	stop := serve(t, q)
+	await(t, q, ids[2])
+	stop()
+	if keys := buckettest.Keys(t, b, jobs.Prefix); len(keys) != 3 {
+		t.Errorf("records: %v, want all three", keys)
+	}
+}
+
 // One who asks rarely gets what is newest of each job, and every end.
 func TestASlowWatcherMissesNoEnd(t *testing.T) {
 	w := &works{do: func(_ context.Context, _ jobs.Record, progress func(jobs.Progress)) error {
@@ -433,7 +462,7 @@ func TestARecordThatIsNoneIsLeftOut(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	push(t, q, "1", "a:1")
-	if r, err := jobs.Lookup(t.Context(), b, aSource("1"), ""); err != nil || r.State != jobs.Queued {
+	if r, err := stored(t, b, id); err != nil || r.State != jobs.Queued {
 		t.Errorf("pushed: %+v, %v", r, err)
 	}
 }
@@ -448,7 +477,7 @@ func TestAPushThatIsNotDurableFails(t *testing.T) {
 	}
 	faulty.Before = nil
 	id := push(t, q, "1", "a:1") // the client's second attempt
-	if r, err := jobs.Lookup(t.Context(), faulty, aSource("1"), ""); err != nil || r.State != jobs.Queued {
+	if r, err := stored(t, faulty, id); err != nil || r.State != jobs.Queued {
 		t.Errorf("pushed again: %+v, %v", r, err)
 	}
 	stop := serve(t, q)
