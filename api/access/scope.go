@@ -48,9 +48,9 @@ func ParseRepo(text string) (string, error) {
 	return repo, image.ValidateRepo(repo)
 }
 
-// covers reports whether prefix covers repo: it is the same, or the first of its
+// Covers reports whether prefix covers repo: it is the same, or the first of its
 // components. team covers team/x, and not teamwork.
-func covers(prefix, repo string) bool {
+func Covers(prefix, repo string) bool {
 	rest, ok := strings.CutPrefix(repo, prefix)
 	return ok && (rest == "" || rest[0] == '/')
 }

@@ -115,7 +115,7 @@ func (t Token) may(need Scope, repo string) bool {
 }
 
 func (t Token) covers(repo string) bool {
-	return len(t.Repos) == 0 || slices.ContainsFunc(t.Repos, func(p string) bool { return covers(p, repo) })
+	return len(t.Repos) == 0 || slices.ContainsFunc(t.Repos, func(p string) bool { return Covers(p, repo) })
 }
 
 // Check finds what cannot be in a new token's scopes, repositories and label.

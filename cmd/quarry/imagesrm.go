@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"quarry/api/access"
 	"quarry/api/client"
 	"quarry/store/image"
 )
@@ -84,23 +85,18 @@ func runImagesRm(ctx context.Context, t *target, o removeOptions, args []string,
 
 // olderThan returns the names that were bound before that time.
 func olderThan(ctx context.Context, cl *client.Client, before time.Time, repo string) ([]image.Ref, error) {
+	repo = strings.TrimSuffix(repo, "/")
 	names, err := cl.Names(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var refs []image.Ref
 	for _, n := range names {
-		if inRepo(n.Repo, repo) && n.Since != nil && n.Since.Before(before) {
+		if (repo == "" || access.Covers(repo, n.Repo)) && n.Since != nil && n.Since.Before(before) {
 			refs = append(refs, image.Ref{Repo: n.Repo, Tag: n.Tag})
 		}
 	}
 	return refs, nil
-}
-
-// inRepo reports whether a repository is prefix or below it.
-func inRepo(repo, prefix string) bool {
-	prefix = strings.TrimSuffix(prefix, "/")
-	return prefix == "" || repo == prefix || strings.HasPrefix(repo, prefix+"/")
 }
 
 func removeNames(ctx context.Context, cl *client.Client, refs []image.Ref, dryRun bool, stdout io.Writer) error {

@@ -235,20 +235,6 @@ func (c *Catalog) IsPackCondemned(id chunk.Digest) bool {
 	return c.state.packs[id].emptied
 }
 
-// CondemnedPacks returns the packs that gc empties, sorted.
-func (c *Catalog) CondemnedPacks() []chunk.Digest {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	var ids []chunk.Digest
-	for id, p := range c.state.packs {
-		if p.emptied {
-			ids = append(ids, id)
-		}
-	}
-	slices.SortFunc(ids, compareDigests)
-	return ids
-}
-
 // IsPackDeleted says whether the object of that pack was deleted for good.
 func (c *Catalog) IsPackDeleted(id chunk.Digest) bool {
 	c.mu.RLock()

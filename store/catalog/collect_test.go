@@ -21,11 +21,11 @@ func TestACondemnedPackThatIsStoredAnewIsOneNoLonger(t *testing.T) {
 	must(t, c.CondemnPack(t.Context(), p)) // nothing new
 	must(t, c.CondemnPack(t.Context(), digest("unknown")))
 	wantEntryCount(t, j, 2)
-	if !open(t, j).IsPackCondemned(p) || len(c.CondemnedPacks()) != 1 {
+	if !open(t, j).IsPackCondemned(p) {
 		t.Error("the pack is not condemned")
 	}
 	must(t, c.AddPack(t.Context(), p, 100))
-	if open(t, j).IsPackCondemned(p) || len(c.CondemnedPacks()) != 0 {
+	if open(t, j).IsPackCondemned(p) {
 		t.Error("the pack is condemned although it was stored anew")
 	}
 }
