@@ -182,10 +182,17 @@ func TestADamagedRangeCacheGivesRightBytes(t *testing.T) {
 			}
 			damageFiles(t, dir)
 			o = d.openCached(t, dir)
+			blocks := int64(0)
+			for _, p := range o.catalog.Packs() {
+				blocks += p.Size>>16 + 1
+			}
 			for try := range 3 {
 				if err := read(o); err != nil {
 					t.Errorf("read %d: %v", try, err)
 				}
+			}
+			if n := o.reads.Load(); n == 0 || n > blocks {
+				t.Errorf("%d reads of the bucket for %d damaged blocks", n, blocks)
 			}
 			if n := len(o.catalog.Condemned()); n != 0 {
 				t.Errorf("%d chunks are condemned", n)

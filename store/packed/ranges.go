@@ -99,20 +99,28 @@ func (s *Store) readRange(ctx context.Context, id chunk.Digest, p []byte, off in
 	return s.cfg.Ranges.ReadAt(ctx, bucket.Object{Key: pack.Key(id), Size: size}, p, off)
 }
 
-// anew has the range cache forget where a chunk is that was wrong, and reads it from
-// the bucket: a copy that is wrong in the cache alone costs that read and nothing else.
+// anew reads a chunk again that was wrong, and has the range cache forget what it has
+// wrong: that costs a read of the bucket for a block, and nothing else.
 func (s *Store) anew(ctx context.Context, d chunk.Digest, loc chunkindex.Location) (stored, plain []byte, ok bool) {
 	if s.cfg.Ranges == nil {
 		return nil, nil, false
 	}
-	o := bucket.Object{Key: pack.Key(loc.Pack)}
-	s.cfg.Ranges.Drop(o, loc.Off, int64(loc.Stored))
 	stored = make([]byte, loc.Stored)
-	if err := s.bucket.ReadAt(ctx, o.Key, stored, loc.Off); err != nil {
-		return nil, nil, false
+	for range 3 { // other readers may fill the cache meanwhile
+		// The chunk before it may have had the same block read anew.
+		asked, err := s.readRange(ctx, loc.Pack, stored, loc.Off)
+		if err != nil {
+			return nil, nil, false
+		}
+		if plain, err = verifyStored(plain, d, loc, stored); err == nil {
+			return stored, plain, true
+		}
+		s.cfg.Ranges.Drop(bucket.Object{Key: pack.Key(loc.Pack)}, loc.Off, int64(loc.Stored))
+		if asked {
+			break // the bucket has it wrong, or it came so
+		}
 	}
-	plain, err := verifyStored(nil, d, loc, stored)
-	return stored, plain, err == nil
+	return nil, nil, false
 }
 
 // read reads one range and hands its chunks on.
