@@ -62,7 +62,7 @@ its source gives.
 	f.StringVar(&o.source, "source", "", "where the image's layers are, in place of the store: SRC as in quarry convert")
 	f.BoolVar(&o.all, "all", false, "sign every name that is signed by a key of --trust or this one")
 	f.StringVar(&o.expires, "expires", "", "how long what is said of a tag is valid, such as 30d; default is for good")
-	f.DurationVar(&o.wait, "wait", 2*time.Minute, "how long to wait for an image that the store is still converting; 0 is not at all")
+	f.DurationVar(&o.wait, "wait", 2*time.Minute, "how long to wait for images that the store is still converting; 0 is not at all")
 	f.Func("limit", limitUsage, o.limits.set)
 	return c
 }
@@ -154,18 +154,17 @@ func (s *signing) everything(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.wait = 0
+	end := time.Now().Add(s.wait)
 	var errs []error
 	for _, n := range names {
+		s.wait = max(0, time.Until(end)) // together
 		ref := image.Ref{Repo: n.Repo, Tag: n.Tag}
 		err := s.image(ctx, ref)
-		for _, left := range []error{errNobodySaid, api.ErrPending, api.ErrConverting, api.ErrImageFailed} {
-			if errors.Is(err, left) {
-				s.bar.step(api.Progress{Step: "left", Item: err.Error()})
-				err = nil
-			}
+		if errors.Is(err, errNobodySaid) {
+			s.bar.step(api.Progress{Step: "left", Item: err.Error()})
+			continue
 		}
-		errs = append(errs, err)
+		errs = append(errs, err) // what is not ready is not signed, and may have been by the old key
 	}
 	return errors.Join(errs...)
 }

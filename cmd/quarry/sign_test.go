@@ -380,6 +380,35 @@ func TestKeysAreChanged(t *testing.T) {
 	}
 }
 
+// Exit code 0 of --all lets the old key go, so a name that it has signed and that
+// cannot be signed now is a failure.
+func TestAllFailsForANameThatIsNotReady(t *testing.T) {
+	w := newSignWorld(t)
+	oldPath, _ := w.newKey(t, "old", true)
+	newPath, newKey := w.newKey(t, "new", true)
+	if _, err := w.sign(t, signOptions{key: oldPath}, w.ref.String()); err != nil {
+		t.Fatal(err)
+	}
+	all := signOptions{key: newPath, all: true, target: target{trust: oldPath + ".pub"}}
+	w.push(t, w.layout, "one", "again") // which queues the source's job
+	if out, err := w.sign(t, all); !errors.Is(err, api.ErrPending) || !strings.Contains(err.Error(), "t/x:v1") || out != "" {
+		t.Errorf("while it is converted: %q, %v", out, err)
+	}
+	w.convertAll(t)
+	if _, err := w.sign(t, all); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+	if _, err := w.verified(t, newKey); err != nil {
+		t.Error(err)
+	}
+	w.layout.Tag("bad", w.layout.Image(testimage.Image{Layers: []testimage.Layer{{Entries: []testimage.Entry{testimage.File("etc/.wh.", "")}}}}))
+	w.push(t, w.layout, "bad", "bad")
+	w.convertAll(t)
+	if _, err := w.sign(t, all); !errors.Is(err, api.ErrImageFailed) {
+		t.Errorf("with an image that failed: %v", err)
+	}
+}
+
 // A store that shows an old name statement again does not get one that is newer than
 // what workers have seen.
 func TestAnOldNameIsNotSignedAsTheNewest(t *testing.T) {
