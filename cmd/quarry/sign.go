@@ -261,9 +261,14 @@ func (s *signing) opened(env []byte, kind string) ([]byte, error) {
 	return payload, err
 }
 
-// nameEnvelope signs what a tag is, unless it is signed. The serial is the store's next
-// one, or follows what was signed before: an old statement that a store shows again
-// makes none that is newer than what workers have seen, and lives no longer.
+// maxFirstSerial bounds the serial that is signed on the store's word alone. Workers
+// refuse what is lower than they have seen, so one near image.MaxSerial would leave the
+// tag no moves, whatever store answers for it then. No honest store comes near it.
+const maxFirstSerial = 1 << 40
+
+// nameEnvelope signs what a tag is, unless it is signed. The serial follows what was
+// signed before: an old statement that a store shows again makes none that is newer
+// than what workers have seen, and lives no longer. Without one it is the store's next.
 func (s *signing) nameEnvelope(ref image.Ref, there *api.SignableName, before *image.NameStatement) (json.RawMessage, error) {
 	switch {
 	case ref.Tag == "":
@@ -273,12 +278,20 @@ func (s *signing) nameEnvelope(ref image.Ref, there *api.SignableName, before *i
 	case there.Source != *ref.Digest:
 		return nil, fmt.Errorf("%s:%s names %s in the store", ref.Repo, ref.Tag, there.Source)
 	}
-	n := image.NameStatement{Repo: ref.Repo, Tag: ref.Tag, Source: *ref.Digest, Serial: there.Serial + 1, Issued: time.Now().UTC().Truncate(time.Second)}
+	n := image.NameStatement{Repo: ref.Repo, Tag: ref.Tag, Source: *ref.Digest, Issued: time.Now().UTC().Truncate(time.Second)}
+	switch {
+	case before == nil && there.Serial >= maxFirstSerial:
+		return nil, fmt.Errorf("%w: the store says that %s:%s has serial %d, and no tag is moved so often; %d is the last that is signed on its word", errDamage, ref.Repo, ref.Tag, there.Serial, maxFirstSerial)
+	case before == nil:
+		n.Serial = there.Serial + 1
+	default:
+		n.Serial = before.Serial + 1
+	}
 	if before != nil && s.life == 0 {
 		if _, _, err := signer.Open(there.Statement, image.NameStatementType, s.own); err == nil {
 			return nil, nil
 		}
-		n.Serial, n.Expires = before.Serial+1, before.Expires
+		n.Expires = before.Expires
 	}
 	if s.life > 0 {
 		end := n.Issued.Add(s.life)

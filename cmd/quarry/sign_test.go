@@ -409,40 +409,78 @@ func TestAllFailsForANameThatIsNotReady(t *testing.T) {
 	}
 }
 
+// signing is a run of the command with a store that says something else than w's.
+func (w *signWorld) signing(t *testing.T, key, trust string) *signing {
+	t.Helper()
+	k, err := signer.LoadKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted, err := signer.LoadTrust(trust)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &signing{key: k, own: signer.NewTrust(k.Public()), trust: trusted, store: w.Client, stdout: io.Discard, bar: newProgress(io.Discard)}
+	s.target.store = "http://" + w.url
+	return s
+}
+
 // A store that shows an old name statement again does not get one that is newer than
-// what workers have seen.
-func TestAnOldNameIsNotSignedAsTheNewest(t *testing.T) {
+// what workers have seen, and none gets one after which a tag cannot be moved.
+func TestASerialIsNotTheStoresWord(t *testing.T) {
 	w := newSignWorld(t)
 	path, _ := w.newKey(t, "k", true)
 	newPath, _ := w.newKey(t, "new", true)
+	unsigned, err := w.Signable(t.Context(), w.ref)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, err := w.sign(t, signOptions{key: path}, w.ref.String()); err != nil {
 		t.Fatal(err)
 	}
-	there, err := w.Signable(t.Context(), w.ref)
+	signed, err := w.Signable(t.Context(), w.ref) // with serial 2
 	if err != nil {
 		t.Fatal(err)
 	}
-	there.Name.Serial = 40 // of a tag that has moved on
-	key, err := signer.LoadKey(newPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	oldPub, err := signer.LoadTrust(path + ".pub")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &signing{key: key, own: signer.NewTrust(key.Public()), trust: oldPub, store: w.Client, bar: newProgress(io.Discard)}
-	s.target.store = "http://" + w.url
-	req, _, err := s.sign(t.Context(), image.Ref{Repo: "t/x", Tag: "v1"}, there)
-	if err != nil {
-		t.Fatal(err)
-	}
-	payload, _, err := signer.Open(req.Name, image.NameStatementType, s.own)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n, err := image.DecodeNameStatement(payload); err != nil || n.Serial != 3 {
-		t.Errorf("it has serial %d, %v; want 3, after the one that it follows", n.Serial, err)
+	const day = 24 * time.Hour
+	for name, tt := range map[string]struct {
+		there  api.Signable
+		serial uint64 // that the store says
+		key    string
+		life   time.Duration
+		want   uint64 // 0: refused
+	}{
+		"of a tag that has moved on":           {signed, 40, newPath, 0, 3},
+		"the same, for a time":                 {signed, 40, newPath, day, 3},
+		"the same, by the key that has signed": {signed, 40, path, day, 3},
+		"the last but one, signed before":      {signed, image.MaxSerial - 1, newPath, day, 3},
+		"the last but one, never signed":       {unsigned, image.MaxSerial - 1, newPath, 0, 0},
+		"the same for a time":                  {unsigned, image.MaxSerial - 1, newPath, day, 0},
+		"the highest":                          {unsigned, maxFirstSerial - 1, newPath, 0, maxFirstSerial},
+		"one more":                             {unsigned, maxFirstSerial, newPath, 0, 0},
+	} {
+		s := w.signing(t, tt.key, path+".pub")
+		s.life = tt.life
+		lie := *tt.there.Name
+		lie.Serial, tt.there.Name = tt.serial, &lie
+		req, _, err := s.sign(t.Context(), w.ref, tt.there)
+		if tt.want == 0 {
+			if !errors.Is(err, errDamage) || req.Name != nil {
+				t.Errorf("%s: signed: %t, error %v", name, req.Name != nil, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		payload, _, err := signer.Open(req.Name, image.NameStatementType, s.own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := image.DecodeNameStatement(payload); err != nil || n.Serial != tt.want {
+			t.Errorf("%s: it has serial %d, %v; want %d", name, n.Serial, err, tt.want)
+		}
 	}
 }
 
