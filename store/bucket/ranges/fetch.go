@@ -97,7 +97,13 @@ func (c *Cache) run(ctx context.Context, f *fetch) {
 		c.metrics.fetchedBytes.Add(float64(len(f.buf)))
 		c.keep(ctx, f)
 	}
+	c.end(f)
 	close(f.done)
+}
+
+// end has nobody join a fetch any more, before anybody is told how it ended: who then
+// asks again does not get its error.
+func (c *Cache) end(f *fetch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f.ended = true

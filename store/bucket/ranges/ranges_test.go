@@ -223,6 +223,24 @@ func TestWhatIsNotThere(t *testing.T) {
 	}
 }
 
+// Who is told that the bucket could not be read may ask at once, and the bucket is asked.
+func TestAnErrorIsNobodysButTheirsWhoWaitedForIt(t *testing.T) {
+	b, o, want := object(t, 1000*block)
+	away := errors.New("away")
+	b.before = func(context.Context, int64) error { return away }
+	c := open(t, ranges.Config{Bucket: b, Dir: t.TempDir()})
+	for n := range o.Size / block {
+		if err := wantRange(t.Context(), c, o, want, n*block, block); !errors.Is(err, away) {
+			t.Fatalf("got error %v, want %v", err, away)
+		}
+		before := b.reads()
+		wantRange(t.Context(), c, o, want, n*block, block)
+		if b.reads() == before {
+			t.Fatalf("block %d: the second read did not ask the bucket", n)
+		}
+	}
+}
+
 // The bytes that many wait for come although the one that asked for them has left.
 func TestAReaderThatLeavesTakesNobodyAlong(t *testing.T) {
 	b, o, want := object(t, 4*block)
