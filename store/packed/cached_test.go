@@ -132,7 +132,8 @@ func TestABurstReadsThePacksOnce(t *testing.T) {
 }
 
 // A cache whose every byte is wrong gives no wrong byte and no error, has nothing
-// condemned, and is mended by the reads that found it.
+// condemned, and is mended by the reads that found it. While the bucket is away the error
+// is the bucket's: of the chunk it says nothing.
 func TestADamagedRangeCacheGivesRightBytes(t *testing.T) {
 	d := newDisk()
 	ps := contents(0, 100)
@@ -182,6 +183,14 @@ func TestADamagedRangeCacheGivesRightBytes(t *testing.T) {
 			}
 			damageFiles(t, dir)
 			o = d.openCached(t, dir)
+			o.away.Store(true)
+			for try := range 3 {
+				if err := read(o); !errors.Is(err, buckettest.ErrInjected) || errors.As(err, new(*store.CorruptError)) {
+					t.Errorf("read %d while the bucket is away: got error %v, want the bucket's", try, err)
+				}
+			}
+			o.away.Store(false)
+			o.reads.Store(0)
 			blocks := int64(0)
 			for _, p := range o.catalog.Packs() {
 				blocks += p.Size>>16 + 1

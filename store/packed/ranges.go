@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"quarry/chunkindex"
+	"quarry/store"
 	"quarry/store/bucket"
 	"quarry/store/chunk"
 	"quarry/store/pack"
@@ -100,27 +101,29 @@ func (s *Store) readRange(ctx context.Context, id chunk.Digest, p []byte, off in
 }
 
 // anew reads a chunk again that was wrong, and has the range cache forget what it has
-// wrong: that costs a read of the bucket for a block, and nothing else.
-func (s *Store) anew(ctx context.Context, d chunk.Digest, loc chunkindex.Location) (stored, plain []byte, ok bool) {
+// wrong: that costs a read of the bucket for a block, and nothing else. Errors: wrong,
+// when the bucket has no better, and then the copy is condemned; the bucket's when it
+// cannot be read, which says nothing of the copy.
+func (s *Store) anew(ctx context.Context, loc chunkindex.Location, wrong *store.CorruptError) (stored, plain []byte, err error) {
 	if s.cfg.Ranges == nil {
-		return nil, nil, false
+		return nil, nil, s.damaged(ctx, wrong, loc)
 	}
 	stored = make([]byte, loc.Stored)
 	for range 3 { // other readers may fill the cache meanwhile
 		// The chunk before it may have had the same block read anew.
 		asked, err := s.readRange(ctx, loc.Pack, stored, loc.Off)
 		if err != nil {
-			return nil, nil, false
+			return nil, nil, s.unread(ctx, wrong.Want, loc, err)
 		}
-		if plain, err = verifyStored(plain, d, loc, stored); err == nil {
-			return stored, plain, true
+		if plain, err = verifyStored(plain, wrong.Want, loc, stored); err == nil {
+			return stored, plain, nil
 		}
 		s.cfg.Ranges.Drop(bucket.Object{Key: pack.Key(loc.Pack)}, loc.Off, int64(loc.Stored))
 		if asked {
 			break // the bucket has it wrong, or it came so
 		}
 	}
-	return nil, nil, false
+	return nil, nil, s.damaged(ctx, wrong, loc)
 }
 
 // read reads one range and hands its chunks on.

@@ -137,11 +137,9 @@ func (s *Store) checkStored(ctx context.Context, d chunk.Digest, loc chunkindex.
 	if got == loc.CRC {
 		return stored, nil
 	}
-	if fresh, _, ok := s.anew(ctx, d, loc); ok {
-		return fresh, nil
-	}
 	err := fmt.Errorf("stored bytes have checksum %08x, want %08x", got, loc.CRC)
-	return nil, s.damaged(ctx, &store.CorruptError{Want: d, Err: err}, loc)
+	fresh, _, err := s.anew(ctx, loc, &store.CorruptError{Want: d, Err: err})
+	return fresh, err
 }
 
 // plain decompresses stored bytes into dst[:0] and verifies the digest.
@@ -154,14 +152,12 @@ func (s *Store) plain(ctx context.Context, d chunk.Digest, loc chunkindex.Locati
 	if err == nil && got == d {
 		return p, nil
 	}
-	if _, p, ok := s.anew(ctx, d, loc); ok {
-		return p, nil
-	}
-	e := &store.CorruptError{Want: d, Err: err}
+	wrong := &store.CorruptError{Want: d, Err: err}
 	if err == nil {
-		e.Got = got
+		wrong.Got = got
 	}
-	return nil, s.damaged(ctx, e, loc)
+	_, p, err = s.anew(ctx, loc, wrong)
+	return p, err
 }
 
 // damaged completes the error of a damaged copy and condemns the copy, or keeps it in
