@@ -41,6 +41,7 @@ func newGuarded(t *testing.T, w *apitest.World, change func(*api.Config)) guarde
 	guard := access.New(access.Config{Tokens: file, Key: make([]byte, 32)})
 	srv, _ := w.Serve(t, func(cfg *api.Config) {
 		cfg.Authorize, cfg.Covered, cfg.Admin, cfg.Token = guard.Authorize, guard.Covered, guard.Admin, guard.ServeToken
+		cfg.TokenName = guard.TokenName
 		cfg.Convert = func(_ context.Context, r api.ConvertRequest, _ func(api.Progress)) (api.ConvertResult, error) {
 			return api.ConvertResult{Name: r.Name, Source: chunk.Sum(nil)}, nil
 		}
@@ -108,7 +109,7 @@ func TestEveryRouteNeedsItsScope(t *testing.T) {
 		{"GET", "/v1/admin/leases/a", "", none, no, no, no, in},
 		{"DELETE", "/v1/admin/leases/a", "", none, no, no, no, in},
 		{"PUT", "/v1/leases/a", `{"ttl_seconds":1,"image":""}`, none, in, in, no, in},
-		{"DELETE", "/v1/leases/a", "", none, in, in, no, in},
+		{"DELETE", "/v1/leases/b", "", none, in, in, no, in},
 		{"POST", "/v1/admin/gc", `{"dry_run":true}`, none, no, no, no, in},
 		{"PUT", "/v1/admin/pins/a", "", none, no, no, no, in},
 		{"GET", "/v1/jobs", "", none, in, in, no, in},

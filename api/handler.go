@@ -67,8 +67,10 @@ type Config struct {
 	Authorize func(r *http.Request, need access.Scope, repo string) error
 	Covered   func(r *http.Request, need access.Scope) (func(repo string) bool, error)
 	Token     func(w http.ResponseWriter, r *http.Request) error
-	// Admin tells whose token has the scope admin, of requests that were let in.
-	Admin func(r *http.Request) bool
+	// Admin tells whose token has the scope admin, of requests that were let in, and
+	// TokenName what it is called: a lease is ended by who began it.
+	Admin     func(r *http.Request) bool
+	TokenName func(r *http.Request) string
 	// HostAllowed says whether requests may name this host, with its port, when they do
 	// not come over the local socket; nil: any.
 	HostAllowed func(host string) bool

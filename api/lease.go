@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"quarry/api/access"
 	"quarry/store/chunk"
 	"quarry/store/lease"
 )
@@ -63,15 +65,46 @@ func (h *Handler) keepLease(ctx context.Context, id string, req LeaseRequest) er
 type leases struct {
 	now func() time.Time
 	mu  sync.Mutex // guards m
-	m   map[string]Lease
+	m   map[string]heldLease
+}
+
+// heldLease is a lease and whose it is.
+type heldLease struct {
+	Lease
+	holder    string // what the token is called that began it; "" for one who showed none
+	bootstrap string
+}
+
+// caller is who asks: by the name of a token, or anybody's equal.
+type caller struct {
+	name string
+	any  bool
+}
+
+// mine fails when the lease is of another token.
+func (c caller) mine(l heldLease) error {
+	if c.any || l.holder == "" || l.holder == c.name {
+		return nil
+	}
+	return fmt.Errorf("%w: lease %s was begun with another token", access.ErrForbidden, l.ID)
+}
+
+// caller returns who makes a request about leases.
+func (h *Handler) caller(r *http.Request) caller {
+	c := caller{any: h.admin(r)}
+	if h.cfg.TokenName != nil {
+		c.name = h.cfg.TokenName(r)
+	}
+	return c
 }
 
 func newLeases(now func() time.Time) *leases {
-	return &leases{now: now, m: make(map[string]Lease)}
+	return &leases{now: now, m: make(map[string]heldLease)}
 }
 
-// renew creates or extends a lease.
-func (l *leases) renew(id string, req LeaseRequest) (Lease, error) {
+// renew creates or extends a lease. With another token than it was begun with, a worker
+// may have got a new one, it is extended and nothing else of it changed.
+func (l *leases) renew(id string, req LeaseRequest, by caller) (Lease, error) {
 	ttl := time.Duration(req.TTLSeconds) * time.Second
 	if req.TTLSeconds < 1 || req.TTLSeconds > int64(MaxLeaseTTL/time.Second) {
 		return Lease{}, fmt.Errorf("%w: ttl_seconds is %d, want 1 to %d", ErrBadRequest, req.TTLSeconds, int64(MaxLeaseTTL/time.Second))
@@ -82,12 +115,20 @@ func (l *leases) renew(id string, req LeaseRequest) (Lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sweep()
-	if _, ok := l.m[id]; !ok && len(l.m) >= MaxLeases {
+	was, ok := l.m[id]
+	if !ok && len(l.m) >= MaxLeases {
 		return Lease{}, fmt.Errorf("%w: %d are live, wait until one ends", ErrLeasesFull, len(l.m))
 	}
-	lease := Lease{ID: id, Image: req.Image, Expires: l.now().Add(ttl).UTC()}
+	lease := heldLease{Lease{ID: id, Image: req.Image, Expires: l.now().Add(ttl).UTC()}, by.name, req.Bootstrap}
+	if ok && was.holder != "" {
+		if err := by.mine(was); err != nil &&
+			(was.Image != lease.Image || was.bootstrap != lease.bootstrap || lease.Expires.Before(was.Expires)) {
+			return Lease{}, err
+		}
+		lease.holder = was.holder
+	}
 	l.m[id] = lease
-	return lease, nil
+	return lease.Lease, nil
 }
 
 func (l *leases) get(id string) (Lease, error) {
@@ -98,14 +139,18 @@ func (l *leases) get(id string) (Lease, error) {
 	if !ok {
 		return Lease{}, fmt.Errorf("%w: %s", ErrLeaseUnknown, id)
 	}
-	return lease, nil
+	return lease.Lease, nil
 }
 
 // end removes a lease; one that is not there has ended already.
-func (l *leases) end(id string) {
+func (l *leases) end(id string, by caller) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err := by.mine(l.m[id]); err != nil {
+		return err
+	}
 	delete(l.m, id)
+	return nil
 }
 
 // live returns the leases that have not expired, sorted by id.
@@ -115,7 +160,7 @@ func (l *leases) live() []Lease {
 	l.sweep()
 	out := make([]Lease, 0, len(l.m))
 	for _, lease := range l.m {
-		out = append(out, lease)
+		out = append(out, lease.Lease)
 	}
 	slices.SortFunc(out, func(a, b Lease) int { return strings.Compare(a.ID, b.ID) })
 	return out

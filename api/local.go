@@ -46,7 +46,7 @@ func (h *Handler) serveLocal(ctx context.Context, w *response, r *http.Request, 
 		if err := decodeJSON(w, r, maxFormBody, &req); err != nil {
 			return err
 		}
-		lease, err := h.leases.renew(rt.lease, req)
+		lease, err := h.leases.renew(rt.lease, req, h.caller(r))
 		if err == nil {
 			err = h.keepLease(ctx, rt.lease, req)
 		}
@@ -55,7 +55,9 @@ func (h *Handler) serveLocal(ctx context.Context, w *response, r *http.Request, 
 		}
 		return writeJSON(w, http.StatusOK, lease)
 	case opLeaseDelete:
-		h.leases.end(rt.lease)
+		if err := h.leases.end(rt.lease, h.caller(r)); err != nil {
+			return err
+		}
 		if h.cfg.Leases != nil {
 			h.cfg.Leases.End(rt.lease)
 		}

@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -143,6 +144,16 @@ func (g *Guard) Holder(r *http.Request) string {
 		return ""
 	}
 	return id.token.ID
+}
+
+// TokenName returns what the token that a request shows is called: its label, which its
+// successor may have too, or without one its id; "" when none is valid.
+func (g *Guard) TokenName(r *http.Request) string {
+	id, err := g.identify(r, Any, "")
+	if err != nil {
+		return ""
+	}
+	return cmp.Or(id.token.Label, id.token.ID)
 }
 
 func inRepo(repo string) string {

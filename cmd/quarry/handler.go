@@ -52,6 +52,7 @@ func newHandler(o *owner, guard *access.Guard, metricsOpen bool, log *slog.Logge
 		cfg.V2 = front.New(v2)
 		reg.MustRegister(guard.Collectors()...)
 		cfg.Authorize, cfg.Covered, cfg.Admin, cfg.Token = guard.Authorize, guard.Covered, guard.Admin, guard.ServeToken
+		cfg.TokenName = guard.TokenName
 	}
 	return api.NewHandler(cfg)
 }
