@@ -181,6 +181,7 @@ type run struct {
 	report  *Report
 	step    func(string)
 	marks   *marks
+	asked   time.Duration         // when the last mark began to look for roots
 	firm    map[chunk.Digest]bool // sources that have a root
 	loose   map[chunk.Digest]bool // those that are stored and never had a name
 	dead    *inventory

@@ -104,6 +104,7 @@ func (r *run) mark(ctx context.Context, m *marks) error {
 
 // roots returns the sources whose images stay, sorted.
 func (r *run) roots(ctx context.Context) ([]chunk.Digest, error) {
+	r.asked = r.cfg.Since()
 	var sources []chunk.Digest
 	for _, n := range r.cfg.Catalog.Names() {
 		sources = append(sources, n.Source)

@@ -35,7 +35,7 @@ func (r *run) collectPushed(ctx context.Context) error {
 	}
 	slices.SortFunc(sources, compareDigests)
 	err := r.cfg.Pushed(ctx, registry.Collect{
-		Need: r.need, Sources: sources, Grace: r.limits.Push, DryRun: r.report.DryRun,
+		Need: r.need, Age: r.cfg.Since() - r.asked, Sources: sources, Grace: r.limits.Push, DryRun: r.report.DryRun,
 		Deleted: func(size int64) { r.report.deleted("oci", size) },
 		Spared:  func(source chunk.Digest) { spared = append(spared, source) },
 		Problem: func(text string) { r.problem("%s", text) },

@@ -33,6 +33,9 @@ const (
 type Collect struct {
 	// Need is asked for each manifest.
 	Need func(source chunk.Digest) Need
+	// Age is how long ago what Need answers from was looked for, at most: it does not know
+	// what was pushed since.
+	Age time.Duration
 	// Sources are those whose content stays, whether a repository has it or not: a job
 	// reads it.
 	Sources []chunk.Digest
@@ -52,7 +55,7 @@ type Collect struct {
 // Whoever pushes meanwhile was told of what it counts on, or is told now that it is not
 // there. Errors: those of the bucket, and of Config.Confirm.
 func (s *Store) Collect(ctx context.Context, cfg Collect) error {
-	c := &collection{s: s, cfg: cfg, since: s.cfg.Now(), live: map[digest.Digest]bool{}}
+	c := &collection{s: s, cfg: cfg, since: s.cfg.Now().Add(-cfg.Age), live: map[digest.Digest]bool{}}
 	err := c.repos(ctx, func(r *repoContent) error { return c.repo(ctx, r) })
 	if err != nil {
 		return err
@@ -86,11 +89,12 @@ func (s *Store) Told(source chunk.Digest, within time.Duration) bool {
 type collection struct {
 	s     *Store
 	cfg   Collect
-	since time.Time              // when the marking began
+	since time.Time              // when what Need answers from was looked for
 	live  map[digest.Digest]bool // content that stays
 }
 
-// grace is how long ago clients must have been told: before the marking at least.
+// grace is how long ago clients must have been told: before Need's answers were looked
+// for at least.
 func (c *collection) grace() time.Duration {
 	return max(c.cfg.Grace, c.s.cfg.Now().Sub(c.since)+time.Millisecond)
 }
