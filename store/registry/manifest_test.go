@@ -322,3 +322,16 @@ func TestReferrers(t *testing.T) {
 		t.Errorf("got %d in %d pages, want %d in 2", len(seen), pages, registry.MaxPage+1)
 	}
 }
+
+// A process that another has taken the bucket over from acknowledges no manifest, also
+// none without a tag: gc of the other one may have deleted what it names.
+func TestAFencedPushIsNotAcknowledged(t *testing.T) {
+	var fenced error
+	l := newLab(t, func(c *registry.Config) { c.Confirm = func(context.Context) error { return fenced } })
+	body := l.image(t, "a", "layer")
+	fenced = catalog.ErrFenced
+	_, err := l.PutManifest(t.Context(), registry.PutRequest{Repo: "a", Body: body, Digest: digest.FromBytes(body)})
+	wantErr(t, "by digest", err, catalog.ErrFenced)
+	fenced = nil
+	l.put(t, "a", body)
+}

@@ -71,6 +71,11 @@ func (s *Store) PutManifest(ctx context.Context, r PutRequest) (Manifest, error)
 	if err := s.store(ctx, r, doc, source); err != nil {
 		return Manifest{}, err
 	}
+	if len(r.Tags) == 0 { // with a tag the journal says whether another writer has taken over
+		if err := s.confirm(ctx); err != nil {
+			return Manifest{}, fmt.Errorf("manifest %s of %s: %w", r.Digest, r.Repo, err)
+		}
+	}
 	m := Manifest{Digest: r.Digest, MediaType: doc.MediaType, Size: int64(len(r.Body))}
 	if doc.Subject != nil {
 		m.Subject = doc.Subject.Digest

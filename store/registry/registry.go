@@ -64,8 +64,9 @@ type Config struct {
 	// Pushed is told of each manifest and tag that is durable, before the client
 	// is; its error is the client's. Nil: nobody is told.
 	Pushed func(ctx context.Context, p Pushed) error
-	// Confirm fails when another writer owns the bucket by now; Drop asks it. Nil:
-	// there is none.
+	// Confirm fails when another writer owns the bucket by now, whose gc knows nothing of
+	// what clients of this one are told: who deletes asks it, and a push without a tag, of
+	// which the journal is not told. Nil: there is none.
 	Confirm func(ctx context.Context) error
 
 	UploadSpace int64         // bytes of all uploads under way together; 0 = DefaultUploadSpace
