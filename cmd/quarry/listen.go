@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -102,6 +103,20 @@ func (o doors) guard(d dataDir, log *slog.Logger) (*access.Guard, error) {
 		return nil, err
 	}
 	return access.New(access.Config{Tokens: file, Key: key, TLS: o.cert != "", Log: log}), nil
+}
+
+// try opens and closes what open will open: a node that stands by for hours is to find
+// out at once that it could not serve. The address may be that of the node it waits for.
+func (o doors) try(log *slog.Logger) error {
+	l, _, err := o.open(log)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		log.Warn("the address is in use: it must be free when this node is to serve", "listen", o.listen)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 // open listens for TCP, with TLS when there is a certificate. It returns the URL.

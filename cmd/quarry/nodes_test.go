@@ -170,3 +170,25 @@ func TestTheWorkOfAWriterEndsWhenItIsFenced(t *testing.T) {
 		t.Error("the work goes on")
 	}
 }
+
+// A node that cannot serve must not take the store over: it would find out only when the
+// writer is gone.
+func TestANodeThatCannotServeBeginsNothing(t *testing.T) {
+	d := filepath.Join(t.TempDir(), "d")
+	cert := filepath.Join(t.TempDir(), "cert.pem")
+	if err := os.WriteFile(cert, []byte("no certificate"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, doors := range []doors{
+		{noAuth: true, listen: "127.0.0.1:0", cert: cert, key: cert},
+		{noAuth: true, listen: "127.0.0.1:0", cert: cert + ".gone", key: cert},
+	} {
+		err := runServe(t.Context(), serveOptions{data: d, doors: doors, takeover: minTakeover, maxConnections: 1}, os.Stderr, os.Stderr)
+		if err == nil || !strings.Contains(err.Error(), "--tls-cert") {
+			t.Errorf("serve with certificate %s: %v, want an error that names it", doors.cert, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(d, "bucket")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a store was made: %v", err)
+	}
+}

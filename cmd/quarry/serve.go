@@ -129,6 +129,9 @@ func runServe(ctx context.Context, o serveOptions, stdout, stderr io.Writer) err
 		if guard, err = o.doors.guard(dir, log); err != nil {
 			return err
 		}
+		if err := o.doors.try(log); err != nil {
+			return err
+		}
 	}
 	own, err := takeOver(ctx, o, log)
 	switch {
