@@ -1,5 +1,6 @@
 // Package cache keeps plain chunks on a worker's disk, bounded, for all images
-// and across restarts. It is what makes the second run of an image independent
+// and across restarts; and for store/bucket/ranges, under names of its own, blocks of
+// packs on a store node's. It is what makes the second run of an image independent
 // of the store; nothing depends on it: it trusts no byte of its own folder to
 // survive a crash, syncs nothing but pins, and a disk that fails costs speed
 // alone.
@@ -57,6 +58,9 @@ type Config struct {
 	// KeepPages says to read and write through the kernel's page cache and to let it
 	// keep what passes: where nothing above the cache holds the same bytes in memory.
 	KeepPages bool
+	// OtherNames says that a Digest is a name and no digest of what is kept under it:
+	// an eviction cannot verify what it keeps. Who reads it does, as ever.
+	OtherNames bool
 	// Log gets a line when writing is paused and resumed. nil discards.
 	Log *slog.Logger
 	// FS replaces the operating system's files; Dir is then only a name, and is
@@ -77,6 +81,7 @@ type Cache struct {
 	lock    *proc.Lock // nil with Config.FS
 	retry   time.Duration
 	sizes   sizes
+	others  bool          // Config.OtherNames
 	buffers sync.Pool     // *[]byte of bounceSize, aligned
 	wake    chan struct{} // 1: there is work for the writer
 	hurry   chan struct{} // 1: it is not to wait for more
@@ -154,6 +159,7 @@ func Open(cfg Config) (*Cache, error) {
 		log:     cfg.Log,
 		retry:   cfg.Retry,
 		sizes:   z,
+		others:  cfg.OtherNames,
 		buffers: sync.Pool{New: func() any { b := alignedBuffer(bounceSize); return &b }},
 		wake:    make(chan struct{}, 1),
 		hurry:   make(chan struct{}, 1),

@@ -259,14 +259,15 @@ func (w *writer) kept(s *segment, keep int64) (pinned, others []int) {
 	return pinned, others
 }
 
-// copy writes chunks of s again, those whose bytes are right, some at a time.
+// copy writes chunks of s again, some at a time: those whose bytes are right, as far
+// as names tell.
 func (w *writer) copy(s *segment, numbers []int) error {
 	var items []*item
 	bytes := 0
 	for n, i := range numbers {
 		e := &s.entries[i] // unchanging but for its state
 		p := alignedBuffer(int(e.space()))[:e.length]
-		if w.c.readEntry(s, e, p, 0) == nil && chunk.Sum(p) == e.digest { // else it goes with the segment
+		if w.c.readEntry(s, e, p, 0) == nil && (w.c.others || chunk.Sum(p) == e.digest) { // else it goes with the segment
 			items = append(items, &item{digest: e.digest, plain: p, done: make(chan struct{})})
 			bytes += len(p)
 		}

@@ -80,7 +80,7 @@ func (b block) name() chunk.Digest {
 
 // Open opens the cache in its folder. Errors: those of cache.Open.
 func Open(cfg Config) (*Cache, error) {
-	disk, err := cache.Open(cache.Config{Dir: cfg.Dir, Limit: cfg.Limit, KeepPages: true, Log: cfg.Log, FS: cfg.FS})
+	disk, err := cache.Open(cache.Config{Dir: cfg.Dir, Limit: cfg.Limit, KeepPages: true, OtherNames: true, Log: cfg.Log, FS: cfg.FS})
 	if err != nil {
 		return nil, err
 	}

@@ -335,6 +335,33 @@ func TestTheFolderStaysWithinItsLimit(t *testing.T) {
 	}
 }
 
+// Blocks that are read again and again stay while many others come and go.
+func TestWhatIsInUseIsReadOnceWhileOthersAreEvicted(t *testing.T) {
+	const hot, cold = 5, 2 * cache.MinLimit / block
+	b, o, want := object(t, (hot+cold)*block)
+	c := open(t, ranges.Config{Bucket: b, Dir: t.TempDir(), Limit: cache.MinLimit})
+	for n := range int64(cold) {
+		if err := wantRange(t.Context(), c, o, want, 0, hot*block); err != nil {
+			t.Fatal(err)
+		}
+		if err := wantRange(t.Context(), c, o, want, (hot+n)*block, block); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n := range int64(hot) {
+		if b.asked[n] != 1 {
+			t.Errorf("block %d was read %d times from the bucket", n, b.asked[n])
+		}
+	}
+	before := b.reads()
+	if err := wantRange(t.Context(), c, o, want, hot*block, cold/4*block); err != nil {
+		t.Fatal(err)
+	}
+	if b.reads() == before {
+		t.Error("nothing was evicted")
+	}
+}
+
 func sizeOf(t *testing.T, dir string) (size int64) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
