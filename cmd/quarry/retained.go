@@ -149,8 +149,9 @@ type uses struct {
 	needed  map[digest.Digest]bool
 }
 
-// usesOf finds what must stay. An image is told by its config: the manifest that a
-// conversion takes out of an image index is no other image than the index's.
+// usesOf finds what must stay. An image is told by its config and its layers: the
+// manifest that a conversion takes out of an image index is no other image than the
+// index's; one with the same config and a layer compressed otherwise is another.
 func (r *retainer) usesOf(ctx context.Context, sources []chunk.Digest, due map[chunk.Digest]time.Time, images imageSet) (*uses, error) {
 	u := &uses{layers: map[chunk.Digest][]digest.Digest{}, unready: map[chunk.Digest]bool{}, needed: map[digest.Digest]bool{}}
 	wanted := map[chunk.Digest]bool{} // an image of it is made, or is to be
@@ -161,7 +162,7 @@ func (r *retainer) usesOf(ctx context.Context, sources []chunk.Digest, due map[c
 	for _, s := range r.jobs.Sources() {
 		active[s] = true
 	}
-	going := map[chunk.Digest]bool{} // configs of images whose layers may go
+	going := map[string]bool{} // images whose layers may go, by blobsOf
 	for _, s := range sources {
 		_, isDue := due[s]
 		if _, gone := r.done[s]; gone {
@@ -184,18 +185,25 @@ func (r *retainer) usesOf(ctx context.Context, sources []chunk.Digest, due map[c
 		if doc == nil || len(doc.Blobs) == 0 {
 			continue
 		}
-		if config, err := chunk.Parse(doc.Blobs[0].Digest.String()); err == nil && going[config] {
+		var blobs []digest.Digest
+		for _, b := range doc.Blobs {
+			blobs = append(blobs, b.Digest)
+		}
+		if going[blobsOf(blobs)] {
 			continue
 		}
-		for _, b := range doc.Blobs {
-			u.needed[b.Digest] = true
+		for _, b := range blobs {
+			u.needed[b] = true
 		}
 	}
 	return u, nil
 }
 
+// blobsOf names an image by its config and then its layers.
+func blobsOf(blobs []digest.Digest) string { return fmt.Sprint(blobs) }
+
 // addImages adds the images of a source: what they need stays, unless they are going.
-func (r *retainer) addImages(ctx context.Context, u *uses, going map[chunk.Digest]bool, source chunk.Digest, mayGo bool, images imageSet) error {
+func (r *retainer) addImages(ctx context.Context, u *uses, going map[string]bool, source chunk.Digest, mayGo bool, images imageSet) error {
 	content := pushedContent{store: r.registry}
 	platforms, err := oci.Platforms(ctx, content, source, r.platforms)
 	if err != nil {
@@ -214,19 +222,18 @@ func (r *retainer) addImages(ctx context.Context, u *uses, going map[chunk.Diges
 			u.unready[source] = true
 			continue // what is no image has no layers; one that lacks something is not made
 		}
-		goes := mayGo && (images.signed[prefix] || !images.made[sourcePrefix(source.Hex())])
-		if goes {
-			going[config] = true
-		} else {
-			u.unready[source] = true
-		}
+		blobs := []digest.Digest{digest.Digest(config.String())}
 		for _, l := range layers {
-			d := digest.Digest(l.String())
-			if goes {
-				u.layers[source] = append(u.layers[source], d)
-			} else {
-				u.needed[d] = true
-			}
+			blobs = append(blobs, digest.Digest(l.String()))
+		}
+		if mayGo && (images.signed[prefix] || !images.made[sourcePrefix(source.Hex())]) {
+			going[blobsOf(blobs)] = true
+			u.layers[source] = append(u.layers[source], blobs[1:]...)
+			continue
+		}
+		u.unready[source] = true
+		for _, l := range blobs[1:] {
+			u.needed[l] = true
 		}
 	}
 	return nil

@@ -71,6 +71,34 @@ func TestWhatAManifestWithoutATagNeedsStays(t *testing.T) {
 	}
 }
 
+// Two builds of one image may have a layer in common and another compressed otherwise.
+func TestWhatAnotherManifestOfTheConfigNeedsStays(t *testing.T) {
+	w := newPushWorld(t, false)
+	w.retain = retention{drop: true}
+	l := testimage.New(t)
+	shared, own := layerOf("shared"), layerOf("own")
+	sharedLayer, _ := l.Layer(shared)
+	ownLayer, _ := l.Layer(own)
+	zstd := own
+	zstd.Codec = "zstd"
+	zstdLayer, _ := l.Layer(zstd)
+	l.Tag("gzip", l.Image(testimage.Image{Layers: []testimage.Layer{shared, own}}))
+	w.push(t, l, "gzip", "gzip")
+	other := l.Image(testimage.Image{Layers: []testimage.Layer{shared, zstd}})
+	w.pushByDigest(t, l, other)
+	w.convertAll(t)
+	if w.drop(t, time.Hour); w.has(t, ownLayer.Digest) || !w.has(t, sharedLayer.Digest) || !w.has(t, zstdLayer.Digest) {
+		t.Errorf("its own layer is there: %t; what the manifest of the same config needs: %t, %t", w.has(t, ownLayer.Digest), w.has(t, sharedLayer.Digest), w.has(t, zstdLayer.Digest))
+	}
+	// Converted, it is as gone as the first.
+	l.Tag("zstd", other)
+	w.push(t, l, "zstd", "zstd")
+	w.convertAll(t)
+	if w.drop(t, time.Hour); w.has(t, sharedLayer.Digest) || w.has(t, zstdLayer.Digest) {
+		t.Error("a layer stays when both are converted")
+	}
+}
+
 // The manifests of an image index were pushed by digest: the one that was converted is
 // no other image, the one for another platform is.
 func TestLayersOfAnIndexGo(t *testing.T) {
