@@ -128,8 +128,11 @@ func Open(ctx context.Context, cfg Config) (*Bucket, error) {
 	})
 	err = b.retry(ctx, 0, func(ctx context.Context) error {
 		_, err := b.client.HeadBucket(ctx, &awss3.HeadBucketInput{Bucket: &loc.Bucket})
-		if statusOf(err) == 404 {
+		switch statusOf(err) {
+		case 404:
 			err = final{errors.New("there is no such bucket: make it, or mend the URL")}
+		case 401, 403:
+			err = final{fmt.Errorf("the server refuses the credentials of this process (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or a profile or role): mend them, or what they may do: %w", err)}
 		}
 		return err
 	})
