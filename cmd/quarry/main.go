@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -41,9 +42,17 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	err := root.ExecuteContext(ctx)
 	code := exitCode(err)
 	if err != nil && !errors.As(err, new(exitStatus)) {
-		fmt.Fprintf(stderr, "quarry: %s\n", printable(err.Error()))
+		fmt.Fprintf(stderr, "quarry: %s%s\n", printable(err.Error()), hint(err))
 	}
 	return code
+}
+
+// hint is the fix for an error of a library, which cannot name it.
+func hint(err error) string {
+	if errors.As(err, new(x509.UnknownAuthorityError)) {
+		return ": give --ca FILE (QUARRY_CA) with the certificate of who signed the store's"
+	}
+	return ""
 }
 
 // Exit codes of all commands. run has more: see its help.
