@@ -6,13 +6,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
 )
 
-// ErrFull says that others hold all there is.
-var ErrFull = errors.New("server is busy")
+// What is full.
+var (
+	ErrFull   = errors.New("server is busy")                // others hold all there is
+	ErrHolder = errors.New("too much of one token at once") // its other requests hold its share
+)
 
 // Gate admits requests up to a sum of their weights.
 type Gate struct {
@@ -58,4 +62,66 @@ func (g Gate) Enter(ctx context.Context, weight int64) (leave func(), err error)
 		return nil, fmt.Errorf("%w: other requests hold all %d %s, try again", ErrFull, g.size, g.unit)
 	}
 	return leave, nil
+}
+
+// Shares is a gate of which no holder takes more than three quarters.
+type Shares struct {
+	all  Gate
+	mu   sync.Mutex // guards held
+	held map[string]*share
+}
+
+// share is what one holder may have; there is one as long as it has requests.
+type share struct {
+	Gate
+	requests int
+}
+
+// NewShares returns a Shares, with the arguments of New.
+func NewShares(size int64, unit string, wait time.Duration) *Shares {
+	return &Shares{all: New(size, unit, wait), held: map[string]*share{}}
+}
+
+// Enter is Gate's for a request of holder, "" for nobody, who has no bound of his own.
+// Errors: ErrFull, ErrHolder, ctx's.
+func (s *Shares) Enter(ctx context.Context, holder string, weight int64) (leave func(), err error) {
+	if holder == "" {
+		return s.all.Enter(ctx, weight)
+	}
+	own, end := s.of(holder)
+	weight = min(weight, own.size) // what is larger leaves others the rest all the same
+	leaveOwn, err := own.Enter(ctx, weight)
+	if err != nil {
+		end()
+		if errors.Is(err, ErrFull) {
+			err = fmt.Errorf("%w: its requests hold %d %s, try again when some have ended", ErrHolder, own.size, own.unit)
+		}
+		return nil, err
+	}
+	leaveAll, err := s.all.Enter(ctx, weight)
+	if err != nil {
+		leaveOwn()
+		end()
+		return nil, err
+	}
+	return func() { leaveAll(); leaveOwn(); end() }, nil
+}
+
+// of returns a holder's share for one request, which ends it.
+func (s *Shares) of(holder string) (own *share, end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own = s.held[holder]
+	if own == nil {
+		own = &share{Gate: New(s.all.size-s.all.size/4, s.all.unit, s.all.wait)}
+		s.held[holder] = own
+	}
+	own.requests++
+	return own, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if own.requests--; own.requests == 0 {
+			delete(s.held, holder)
+		}
+	}
 }

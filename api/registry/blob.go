@@ -27,7 +27,7 @@ func (h *Handler) getBlob(w http.ResponseWriter, r *http.Request, req request) e
 		return err
 	}
 	if !req.head {
-		leave, err := h.blobs.Enter(r.Context(), min(size, registry.Step))
+		leave, err := h.blobs.Enter(r.Context(), h.holder(r), min(size, registry.Step))
 		if err != nil {
 			return err
 		}

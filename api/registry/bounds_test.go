@@ -74,6 +74,47 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	return b.PipeReader.Read(p)
 }
 
+// slowPut begins to push a manifest, of which the client sends nothing yet, and returns once
+// the server waits for it. end sends the body, and returns the status.
+func (s *site) slowPut(headers ...string) (send io.WriteCloser, end func() int) {
+	s.t.Helper()
+	r, w := io.Pipe()
+	body := &slowBody{r, make(chan struct{})}
+	rq, err := http.NewRequestWithContext(s.t.Context(), http.MethodPut, s.url+"/v2/a/manifests/slow", body)
+	must(s.t, err)
+	rq.Header.Set("Content-Type", manifestType)
+	rq.Header.Set("Expect", "100-continue") // so that the body is asked for once it is read
+	for i := 0; i < len(headers); i += 2 {
+		rq.Header.Set(headers[i], headers[i+1])
+	}
+	tr := &http.Transport{ExpectContinueTimeout: time.Hour}
+	s.t.Cleanup(tr.CloseIdleConnections)
+	status := make(chan int, 1)
+	go func() {
+		defer close(status)
+		if resp, err := tr.RoundTrip(rq); err == nil {
+			resp.Body.Close()
+			status <- resp.StatusCode
+		}
+	}()
+	select {
+	case <-body.asked:
+	case got := <-status:
+		s.t.Fatalf("a push whose body is slow: %d before it", got)
+	}
+	return w, func() int { w.Close(); return <-status }
+}
+
+// storeBlob makes a blob of zeros one of repository a.
+func (s *site) storeBlob(size int) digest.Digest {
+	s.t.Helper()
+	d := digest.FromBytes(make([]byte, size))
+	for key, value := range map[string][]byte{registry.ContentKey(d): make([]byte, size), registry.BlobKey("a", d): fmt.Appendf(nil, `{"version":1,"size":%d}`, size)} {
+		must(s.t, s.bucket.Put(s.t.Context(), key, bytes.NewReader(value), int64(len(value))))
+	}
+	return d
+}
+
 // Clients that send large manifests slowly, or take blobs slowly, fill no memory: who
 // comes when there is none is told to come again, and is served when they have gone.
 func TestMemoryIsBounded(t *testing.T) {
@@ -81,54 +122,79 @@ func TestMemoryIsBounded(t *testing.T) {
 	b := mem.New()
 	s := newSite(t, b, func(c *front.Config) { c.Memory, c.Refusals = 1<<20, refusals })
 	m := s.image("a", "layer")
-	put := func(status int, code string) *http.Response {
+	large := m + strings.Repeat(" ", 64<<10)
+	put := func(body string) *http.Response {
 		t.Helper()
-		return s.want(status, code, "PUT", "/v2/a/manifests/v1", m, "Content-Type", manifestType)
+		resp, _ := s.do("PUT", "/v2/a/manifests/v1", body, "Content-Type", manifestType)
+		return resp
 	}
 
-	r, w := io.Pipe()
-	body := &slowBody{r, make(chan struct{})}
-	rq, err := http.NewRequestWithContext(t.Context(), http.MethodPut, s.url+"/v2/a/manifests/slow", body)
+	send, end := s.slowPut()
+	_, err := io.WriteString(send, large)
 	must(t, err)
-	rq.Header.Set("Content-Type", manifestType)
-	rq.Header.Set("Expect", "100-continue") // so that the body is asked for once the request is admitted
-	tr := &http.Transport{ExpectContinueTimeout: time.Hour}
-	defer tr.CloseIdleConnections()
-	done := make(chan error)
-	go func() {
-		resp, err := tr.RoundTrip(rq)
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode != http.StatusCreated {
-				err = fmt.Errorf("the slow push: %s", resp.Status)
-			}
-		}
-		done <- err
-	}()
-	<-body.asked
-	if resp := put(http.StatusServiceUnavailable, "UNAVAILABLE"); resp.Header.Get("Retry-After") == "" {
-		t.Error("no Retry-After")
+	resp := put(large)
+	for resp.StatusCode == http.StatusCreated { // the slow one has not come so far
+		resp = put(large)
+	}
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("beside a slow large manifest: %s %v", resp.Status, resp.Header)
 	}
 	wantRefusals(t, refusals, "memory", 1)
-	_, err = w.Write([]byte(m))
-	must(t, err)
-	w.Close()
-	must(t, <-done)
-	put(http.StatusCreated, "")
+	if resp := put(m); resp.StatusCode != http.StatusCreated {
+		t.Errorf("a small manifest: %s", resp.Status)
+	}
+	if got := end(); got != http.StatusCreated {
+		t.Errorf("the slow push: %d", got)
+	}
+	if resp := put(large); resp.StatusCode != http.StatusCreated {
+		t.Errorf("a large manifest after it: %s", resp.Status)
+	}
 
 	// A client that does not read its blob.
 	const size = 64 << 20 // more than the kernel keeps for it
-	d := digest.FromBytes(make([]byte, size))
-	for key, value := range map[string][]byte{registry.ContentKey(d): make([]byte, size), registry.BlobKey("a", d): fmt.Appendf(nil, `{"version":1,"size":%d}`, size)} {
-		must(t, b.Put(t.Context(), key, bytes.NewReader(value), int64(len(value))))
-	}
-	resp, err := http.Get(s.url + "/v2/a/blobs/" + d.String())
+	d := s.storeBlob(size)
+	resp, err = http.Get(s.url + "/v2/a/blobs/" + d.String())
 	must(t, err)
 	s.want(http.StatusServiceUnavailable, "UNAVAILABLE", "GET", "/v2/a/blobs/"+d.String(), "")
 	s.want(http.StatusOK, "", "HEAD", "/v2/a/blobs/"+d.String(), "")
 	wantRefusals(t, refusals, "memory", 2)
 	resp.Body.Close()
 	s.want(http.StatusPartialContent, "", "GET", "/v2/a/blobs/"+d.String(), "", "Range", "bytes=0-0")
+}
+
+// One token cannot take all the memory: neither with blobs that it does not read, nor
+// with manifests that it does not send, of which none takes any.
+func TestMemoryOfOneTokenIsBounded(t *testing.T) {
+	refusals := front.NewRefusals()
+	s := newSite(t, mem.New(), func(c *front.Config) {
+		c.Memory, c.Refusals = 4<<20, refusals
+		c.Holder = func(r *http.Request) string { return r.Header.Get("Authorization") }
+	})
+	m := s.image("a", "layer")
+	for range 16 {
+		_, end := s.slowPut("Authorization", "greedy")
+		defer end()
+	}
+	for _, who := range []string{"greedy", "honest"} {
+		s.want(http.StatusCreated, "", "PUT", "/v2/a/manifests/v1", m, "Content-Type", manifestType, "Authorization", who)
+		s.want(http.StatusOK, "", "GET", "/v2/a/manifests/v1", "", "Authorization", who)
+	}
+
+	const size = 64 << 20 // more than the kernel keeps for a client
+	blob := "/v2/a/blobs/" + s.storeBlob(size).String()
+	for range 3 {
+		rq, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+blob, nil)
+		must(t, err)
+		rq.Header.Set("Authorization", "greedy")
+		resp, err := http.DefaultClient.Do(rq)
+		must(t, err)
+		defer resp.Body.Close()
+	}
+	s.want(http.StatusTooManyRequests, "TOOMANYREQUESTS", "GET", blob, "", "Authorization", "greedy")
+	wantRefusals(t, refusals, "token_memory", 1)
+	if resp := s.want(http.StatusOK, "", "GET", blob, "", "Authorization", "honest"); resp.ContentLength != size {
+		t.Errorf("a blob of %d bytes, want %d", resp.ContentLength, size)
+	}
 }
 
 // Where the store keeps its files is not the clients' business.

@@ -5,6 +5,7 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,13 +36,13 @@ type Config struct {
 	Authorize func(r *http.Request, need access.Scope, repo string) error
 	// Covered says which repositories a request may see in lists. Nil: all.
 	Covered func(r *http.Request, need access.Scope) (func(repo string) bool, error)
-	// Holder says whose request it is, so that no one takes all the room for uploads;
-	// nil: nobody's.
+	// Holder says whose request it is, so that no one takes all the room for uploads, or
+	// all the memory; nil: nobody's.
 	Holder func(r *http.Request) string
 	// Refusals counts requests beyond a bound, by which; nil: nobody counts.
 	Refusals *prometheus.CounterVec
-	// Memory bounds what requests hold of manifests and lists together, and as much of
-	// blobs that are pulled; 0 = 256 MiB.
+	// Memory bounds what requests hold of manifests and lists together, as much of blobs
+	// that are pulled, and a quarter of it of manifests that arrive; 0 = 256 MiB.
 	Memory int64
 	// ReadOnly makes the registry of a node that only reads its store: it returns what
 	// requests that push are answered, which wraps store.ErrReadOnly. Nil: the writer.
@@ -63,6 +64,9 @@ const (
 	pushedManifest = 4 // times its length
 	listMemory     = 2 * registry.MaxManifest
 	tagsMemory     = 16 << 20
+	// smallManifest is how much of a manifest is read before memory is asked for: who
+	// sends nothing holds none, and nearly all manifests are smaller.
+	smallManifest = 32 << 10
 )
 
 // Handler serves the registry. Safe for concurrent use.
@@ -72,8 +76,9 @@ type Handler struct {
 	covered   func(r *http.Request, need access.Scope) (func(repo string) bool, error)
 	holder    func(r *http.Request) string
 	refusals  *prometheus.CounterVec
-	documents gate.Gate // what manifests and lists take
-	blobs     gate.Gate // what pulls of blobs take
+	documents *gate.Shares // what manifests and lists take
+	arriving  *gate.Shares // what large manifests take until they are there
+	blobs     *gate.Shares // what pulls of blobs take
 	readOnly  func(context.Context) error
 	log       *slog.Logger
 }
@@ -87,7 +92,8 @@ func New(cfg Config) *Handler {
 	}
 	h := &Handler{
 		store: cfg.Store, authorize: cfg.Authorize, covered: cfg.Covered, holder: cfg.Holder, refusals: cfg.Refusals, readOnly: cfg.ReadOnly, log: cfg.Log,
-		documents: gate.New(cfg.Memory, "bytes for manifests and lists", fullWait), blobs: gate.New(cfg.Memory, "bytes for blobs", fullWait),
+		documents: gate.NewShares(cfg.Memory, "bytes for manifests and lists", fullWait), blobs: gate.NewShares(cfg.Memory, "bytes for blobs", fullWait),
+		arriving: gate.NewShares(cfg.Memory/4, "bytes for manifests that arrive", fullWait),
 	}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
@@ -211,7 +217,7 @@ func (h *Handler) getManifest(w http.ResponseWriter, r *http.Request, req reques
 	}
 	var body []byte
 	if !req.head {
-		leave, err := h.documents.Enter(r.Context(), m.Size)
+		leave, err := h.documents.Enter(r.Context(), h.holder(r), m.Size)
 		if err != nil {
 			return err
 		}
@@ -240,19 +246,16 @@ func send(w http.ResponseWriter, body []byte) error {
 }
 
 func (h *Handler) putManifest(w http.ResponseWriter, r *http.Request, req request) error {
-	size := r.ContentLength
-	if size < 0 || size > registry.MaxManifest {
-		size = registry.MaxManifest
+	body, arrived, err := h.readManifest(w, r)
+	if err != nil {
+		return err
 	}
-	leave, err := h.documents.Enter(r.Context(), pushedManifest*size)
+	leave, err := h.documents.Enter(r.Context(), h.holder(r), pushedManifest*int64(len(body)))
+	arrived()
 	if err != nil {
 		return err
 	}
 	defer leave()
-	body, err := readManifest(w, r)
-	if err != nil {
-		return err
-	}
 	m, err := h.store.PutManifest(r.Context(), registry.PutRequest{
 		Repo: req.repo, MediaType: mediaType(r), Body: body, Digest: req.digest, Tags: req.tags,
 	})
@@ -277,24 +280,41 @@ func created(w http.ResponseWriter, repo, kind string, d digest.Digest) error {
 	return nil
 }
 
-func readManifest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	if r.ContentLength > registry.MaxManifest {
-		return nil, fmt.Errorf("%w: manifest of %d bytes, at most %d are allowed", registry.ErrTooLarge, r.ContentLength, registry.MaxManifest)
+// readManifest reads a manifest that is pushed. arrived gives back what it was admitted
+// with to arrive.
+func (h *Handler) readManifest(w http.ResponseWriter, r *http.Request) (body []byte, arrived func(), err error) {
+	size := r.ContentLength
+	if size > registry.MaxManifest {
+		return nil, nil, fmt.Errorf("%w: manifest of %d bytes, at most %d are allowed", registry.ErrTooLarge, r.ContentLength, registry.MaxManifest)
 	}
 	// All of it must come in the time in which a blob's next bytes must: it is small,
 	// and holds memory until it is there.
 	ctl := http.NewResponseController(w)
 	_ = ctl.SetReadDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection
-	b, err := io.ReadAll(io.LimitReader(r.Body, registry.MaxManifest+1))
+	arrived = func() {}
+	body, err = io.ReadAll(io.LimitReader(r.Body, smallManifest))
+	if err == nil && len(body) == smallManifest {
+		if size < 0 {
+			size = registry.MaxManifest
+		}
+		if arrived, err = h.arriving.Enter(r.Context(), h.holder(r), size); err != nil {
+			return nil, nil, err
+		}
+		b := bytes.NewBuffer(make([]byte, 0, size+1+bytes.MinRead)) // so that it does not grow
+		b.Write(body)
+		_, err = b.ReadFrom(io.LimitReader(r.Body, registry.MaxManifest+1-smallManifest))
+		body = b.Bytes()
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", registry.ErrBody, err)
+		arrived()
+		return nil, nil, fmt.Errorf("%w: %w", registry.ErrBody, err)
 	}
 	_ = ctl.SetReadDeadline(time.Time{}) // only now: of a body that is refused the server reads on
-	return b, nil                        // PutManifest refuses one byte too much
+	return body, arrived, nil            // PutManifest refuses one byte too much
 }
 
 func (h *Handler) listTags(w http.ResponseWriter, r *http.Request, req request) error {
-	leave, err := h.documents.Enter(r.Context(), tagsMemory)
+	leave, err := h.documents.Enter(r.Context(), h.holder(r), tagsMemory)
 	if err != nil {
 		return err
 	}
@@ -331,7 +351,7 @@ func (h *Handler) listRepos(w http.ResponseWriter, r *http.Request, req request)
 }
 
 func (h *Handler) listReferrers(w http.ResponseWriter, r *http.Request, req request) error {
-	leave, err := h.documents.Enter(r.Context(), listMemory)
+	leave, err := h.documents.Enter(r.Context(), h.holder(r), listMemory)
 	if err != nil {
 		return err
 	}
