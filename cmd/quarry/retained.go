@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +29,10 @@ type retainer struct {
 	// done those whose layers went, by when they were due. Both have only sources that
 	// are in a repository.
 	seen, done map[chunk.Digest]time.Time
+
+	// looked is the state that the last round found and did all for: reading every
+	// manifest again would find the same.
+	looked [sha256.Size]byte
 }
 
 // dropLayers does one round.
@@ -48,6 +53,11 @@ func (r *retainer) dropLayers(ctx context.Context, now time.Time) error {
 	if len(due) == 0 {
 		return nil // the cheap case: two lists of keys
 	}
+	state := r.state(sources, due, images)
+	if state == r.looked {
+		return nil // as cheap: what is due is held by what held it before
+	}
+	inGrace := false
 	u, err := r.usesOf(ctx, sources, due, images)
 	if err != nil {
 		return err
@@ -63,13 +73,45 @@ func (r *retainer) dropLayers(ctx context.Context, now time.Time) error {
 			if err != nil {
 				return err
 			}
-			all = all && gone
+			all, inGrace = all && gone, inGrace || !gone
 		}
 		if all {
 			r.done[source] = since
 		}
 	}
+	if !inGrace {
+		r.looked = state
+	}
 	return nil
+}
+
+// state sums up what a round goes by. Manifests do not change, and what is due stays in
+// it when its layers went.
+func (r *retainer) state(sources []chunk.Digest, due map[chunk.Digest]time.Time, images imageSet) [sha256.Size]byte {
+	var facts []string
+	add := func(kind string, what any) { facts = append(facts, fmt.Sprintln(kind, what)) }
+	for _, s := range sources {
+		add("manifest", s)
+	}
+	for _, m := range []map[chunk.Digest]time.Time{due, r.done} {
+		for s, since := range m {
+			add("due", fmt.Sprint(s, since.UnixNano()))
+		}
+	}
+	for key := range images.made {
+		add("made", key)
+	}
+	for key := range images.signed {
+		add("signed", key)
+	}
+	for _, s := range r.jobs.Sources() {
+		add("job", s)
+	}
+	for _, n := range r.catalog.Names() {
+		add("name", n.Source)
+	}
+	slices.Sort(facts)
+	return sha256.Sum256([]byte(strings.Join(facts, "")))
 }
 
 // imageSet is which images a store has, by the prefixes of their keys: of each image, and

@@ -71,6 +71,43 @@ func TestWhatAManifestWithoutATagNeedsStays(t *testing.T) {
 	}
 }
 
+// A layer that is held goes on being held by the same: nothing is read again until
+// something is pushed, signed, removed or due, or the hold was for a time.
+func TestManifestsAreNotReadAgainForALayerThatIsHeld(t *testing.T) {
+	w := newPushWorld(t, false)
+	w.retain = retention{drop: true}
+	l := testimage.New(t)
+	shared := layerOf("shared")
+	sharedLayer, _ := l.Layer(shared)
+	ownLayer, _ := l.Layer(layerOf("own"))
+	l.Tag("one", l.Image(testimage.Image{Layers: []testimage.Layer{shared, layerOf("own")}}))
+	w.push(t, l, "one", "one")
+	untagged := w.pushByDigest(t, l, l.Image(testimage.Image{Layers: []testimage.Layer{shared, layerOf("other")}}))
+	w.convertAll(t)
+	r := &retainer{owner: w.owner}
+	round := func(wantOwn, wantShared bool) {
+		t.Helper()
+		if err := r.dropLayers(t.Context(), time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		if own, shared := w.has(t, ownLayer.Digest), w.has(t, sharedLayer.Digest); own != wantOwn || shared != wantShared {
+			t.Errorf("its own layer is there: %t, want %t; the shared one: %t, want %t", own, wantOwn, shared, wantShared)
+		}
+	}
+	w.retainGrace = time.Hour
+	round(true, true) // a client was told of them just now
+	w.retainGrace = 0
+	round(false, true)
+	// Who read the manifests again would find that nothing needs the layer.
+	if err := w.bucket.Delete(t.Context(), registry.ContentKey(untagged)); err != nil {
+		t.Fatal(err)
+	}
+	round(false, true)
+	l.Tag("two", l.Image(testimage.Image{Layers: []testimage.Layer{layerOf("2")}}))
+	w.push(t, l, "two", "two")
+	round(false, false)
+}
+
 // Two builds of one image may have a layer in common and another compressed otherwise.
 func TestWhatAnotherManifestOfTheConfigNeedsStays(t *testing.T) {
 	w := newPushWorld(t, false)
