@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
 
 	"quarry/store/catalog"
 	"quarry/store/registry"
@@ -69,26 +68,20 @@ func (o *owner) start(ctx context.Context) (stop func()) {
 	if o.follower != nil {
 		return func() {}
 	}
-	ctx, cancel := o.whileWriter(ctx, &o.working)
-	o.working.Go(func() { o.registry.Run(ctx) })
-	o.working.Go(func() { o.jobs.Serve(ctx) })
-	o.working.Go(func() { o.retainLayers(ctx) })
-	return func() {
-		cancel()
-		o.working.Wait()
-	}
-}
-
-// whileWriter returns a context that ends when this process is no writer any more. The
-// goroutine that sees to it is one of wg and ends with cancel.
-func (o *owner) whileWriter(ctx context.Context, wg *sync.WaitGroup) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	wg.Go(func() {
+	o.working.Go(func() {
 		select {
 		case <-ctx.Done():
 		case <-o.catalog.Fenced():
 			cancel(catalog.ErrFenced)
 		}
 	})
-	return ctx, func() { cancel(nil) }
+	o.working.Go(func() { o.registry.Run(ctx) })
+	o.working.Go(func() { o.jobs.Serve(ctx) })
+	o.working.Go(func() { o.retainLayers(ctx) })
+	o.working.Go(func() { o.collectEvery(ctx) })
+	return func() {
+		cancel(nil)
+		o.working.Wait()
+	}
 }

@@ -25,6 +25,7 @@ type upkeep struct {
 	gc     *gc.Collector
 	leases *lease.Table
 	limits gc.Limits
+	every  time.Duration // between collections; 0: only when told
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 }
@@ -35,7 +36,7 @@ func (o *owner) openUpkeep(ctx context.Context, cfg ownerConfig) error {
 	if err != nil {
 		return err
 	}
-	u := &upkeep{gate: gc.NewGate(), limits: gc.Limits{Retain: gc.DefaultRetain, Grace: gc.DefaultGrace, Push: gc.DefaultPush}}
+	u := &upkeep{gate: gc.NewGate(), every: cfg.gcEvery, limits: gc.Limits{Retain: gc.DefaultRetain, Grace: gc.DefaultGrace, Push: gc.DefaultPush}}
 	if cfg.retain != nil {
 		u.limits.Retain = *cfg.retain
 	}
@@ -60,13 +61,6 @@ func (o *owner) openUpkeep(ctx context.Context, cfg ownerConfig) error {
 	})
 	ctx, u.stop = context.WithCancel(context.WithoutCancel(ctx))
 	u.done.Go(func() { u.leases.Run(ctx) })
-	if cfg.gcEvery > 0 && !cfg.readOnly {
-		u.done.Go(func() {
-			ctx, cancel := o.whileWriter(ctx, &u.done)
-			defer cancel()
-			o.collectEvery(ctx, cfg.gcEvery)
-		})
-	}
 	o.upkeep = u
 	return nil
 }
@@ -115,9 +109,12 @@ func (o *owner) layerChunks(raw []byte) ([]chunk.Digest, bool) {
 	return ds, true
 }
 
-// collectEvery runs gc until ctx ends.
-func (o *owner) collectEvery(ctx context.Context, every time.Duration) {
-	t := time.NewTicker(every)
+// collectEvery runs gc until ctx ends, where that was asked for.
+func (o *owner) collectEvery(ctx context.Context) {
+	if o.upkeep.every <= 0 {
+		return
+	}
+	t := time.NewTicker(o.upkeep.every)
 	defer t.Stop()
 	for {
 		select {
