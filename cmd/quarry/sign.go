@@ -308,19 +308,19 @@ func (s *signing) nameEnvelope(ref image.Ref, there *api.SignableName, before *i
 }
 
 // imageSignature signs an image statement that is what the source gives; nil when this
-// key has signed it.
+// key has signed it, which says nothing unless it is of that source.
 func (s *signing) imageSignature(ctx context.Context, ref image.Ref, im api.SignableImage) (json.RawMessage, error) {
-	if im.Image != nil {
-		if payload, _, err := signer.Open(im.Image, image.StatementType, s.own); err == nil && bytes.Equal(payload, im.Statement) {
-			return nil, nil
-		}
-	}
 	st, err := image.DecodeStatement(im.Statement)
 	if err != nil {
 		return nil, fmt.Errorf("%w: what the store has: %w", errDamage, err)
 	}
 	if st.Source != *ref.Digest || st.Platform.String() != im.Platform {
 		return nil, fmt.Errorf("%w: the store gives the statement of source %s for %s", errDamage, st.Source, st.Platform)
+	}
+	if im.Image != nil {
+		if payload, _, err := signer.Open(im.Image, image.StatementType, s.own); err == nil && bytes.Equal(payload, im.Statement) {
+			return nil, nil
+		}
 	}
 	made, err := s.remake(ctx, ref, st)
 	if err != nil {

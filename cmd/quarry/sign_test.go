@@ -484,6 +484,39 @@ func TestASerialIsNotTheStoresWord(t *testing.T) {
 	}
 }
 
+// What this key has signed of one image is not its signature of another.
+func TestTheSignedImageOfAnotherSourceIsRefused(t *testing.T) {
+	w := newSignWorld(t)
+	path, key := w.newKey(t, "k", true)
+	source := w.push(t, w.layout, "two", "other")
+	w.convertAll(t)
+	other := image.Ref{Repo: "t/x", Tag: "other", Digest: &source}
+	if _, err := w.sign(t, signOptions{key: path}, other.String()); err != nil {
+		t.Fatal(err)
+	}
+	there, err := w.Signable(t.Context(), w.ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed, err := w.Signable(t.Context(), other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	platform := signed
+	platform.Images = []api.SignableImage{signed.Images[0]}
+	platform.Images[0].Platform = "linux/arm64"
+	there.Images = signed.Images
+	for ref, there := range map[image.Ref]api.Signable{w.ref: there, other: platform} {
+		req, _, err := w.signing(t, path, path+".pub").sign(t.Context(), ref, there)
+		if !errors.Is(err, errDamage) || !strings.Contains(err.Error(), "the statement of source "+source.String()) || req.Name != nil {
+			t.Errorf("%s: signed: %t, error %v", ref, req.Name != nil, err)
+		}
+	}
+	if _, err := w.verified(t, key); !errors.Is(err, api.ErrUnsigned) {
+		t.Errorf("error %v, want %v", err, api.ErrUnsigned)
+	}
+}
+
 func TestWhatIsDroppedIsSignedFromElsewhere(t *testing.T) {
 	w := newSignWorld(t)
 	path, key := w.newKey(t, "k", true)
