@@ -97,7 +97,7 @@ func (c pushedContent) Open(ctx context.Context, d chunk.Digest) (io.ReadCloser,
 func (c pushedContent) look(ctx context.Context, d digest.Digest) error {
 	for _, repo := range c.repos {
 		_, err := c.store.Blob(ctx, repo, d)
-		if errors.Is(err, registry.ErrBlobUnknown) {
+		if errors.Is(err, registry.ErrBlobUnknown) && !errors.Is(err, registry.ErrDamaged) {
 			_, err = c.store.StatManifest(ctx, repo, d)
 		}
 		if !errors.Is(err, registry.ErrManifestUnknown) {

@@ -71,6 +71,7 @@ func TestDamageIsNeverServedWhole(t *testing.T) {
 	must(t, l.bucket.Put(t.Context(), registry.ContentKey(d), bytes.NewReader(nil), 0))
 	_, err := l.Blob(t.Context(), "a", d)
 	wantErr(t, "an empty object", err, registry.ErrDamaged)
+	wantErr(t, "an empty object, for who would push it", err, registry.ErrBlobUnknown)
 	must(t, l.pushAs(t, "a", content, d))
 	bad := bytes.Clone(content)
 	bad[5] ^= 1

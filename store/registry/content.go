@@ -125,7 +125,8 @@ func (r *reader) fill() error {
 }
 
 // Blob finds a blob of a repository. Who is told that it is there may name it in
-// a manifest without uploading it. Errors: ErrBlobUnknown, ErrDamaged.
+// a manifest without uploading it. Errors: ErrBlobUnknown; of one that is known to be
+// damaged it is ErrDamaged too, so that whoever asks before a push sends it again.
 func (s *Store) Blob(ctx context.Context, repo string, d digest.Digest) (*Content, error) {
 	unlock, err := s.locks.lock(ctx, d.String())
 	if err != nil {
@@ -141,18 +142,21 @@ func (s *Store) blob(ctx context.Context, repo string, d digest.Digest) (*Conten
 	if errors.Is(err, bucket.ErrNotFound) {
 		return nil, fmt.Errorf("%w: %s has no blob %s", ErrBlobUnknown, repo, d)
 	}
+	if errors.Is(err, ErrDamaged) || bucket.IsDamage(err) {
+		return nil, fmt.Errorf("%w: %w: %w", ErrBlobUnknown, ErrDamaged, err)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if s.damaged.has(d) {
-		return nil, fmt.Errorf("%w: %s is damaged: push it again", ErrBlobUnknown, d)
+		return nil, fmt.Errorf("%w: %w: %s (push it again)", ErrBlobUnknown, ErrDamaged, d)
 	}
 	c, err := s.find(ctx, d)
 	if err != nil {
 		return nil, err
 	}
 	if c.Size != rec.Size {
-		return nil, fmt.Errorf("%w: %s has %d bytes, pushed were %d (push it again, or restore it)", ErrDamaged, ContentKey(d), c.Size, rec.Size)
+		return nil, fmt.Errorf("%w: %w: %s has %d bytes, pushed were %d (push it again, or restore it)", ErrBlobUnknown, ErrDamaged, ContentKey(d), c.Size, rec.Size)
 	}
 	s.recent.touch(d)
 	return c, nil
