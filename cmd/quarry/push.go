@@ -32,8 +32,9 @@ func newPush() *cobra.Command {
 		Use:   "push SRC REPO[:TAG] [--wait]",
 		Short: "push an OCI image to a store, which converts it",
 		Long: `push copies an OCI image, or an image index with all its images, to a store as any tool
-does that pushes to a registry; what the store has already is not sent. SRC is as in
-quarry convert. The store answers at once and converts the image when it is its turn;
+does that pushes to a registry; layers that the store has already are not sent. SRC is as in
+quarry convert. The store answers at once and converts the image when it is its turn, and
+one that it has once more when it failed or something of it is missing or damaged;
 --wait waits for that, and fails when it fails, with the layer and entry that are wrong.
 The last line on stdout is NAME@sha256:<source digest>.
 

@@ -35,22 +35,6 @@ type PushConfig struct {
 	Progress func(done, total int64)
 }
 
-// schemeOnly keeps to one scheme. go-containerregistry tries the other one too for
-// hosts on this machine or a private network, and would show credentials to whoever
-// listens there.
-type schemeOnly struct {
-	scheme string
-	http.RoundTripper
-}
-
-// RoundTrip implements http.RoundTripper.
-func (s schemeOnly) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL.Scheme != s.scheme {
-		return nil, fmt.Errorf("%s://%s is not asked: the store's URL says %s", r.URL.Scheme, r.URL.Host, s.scheme)
-	}
-	return s.RoundTripper.RoundTrip(r)
-}
-
 // pushJobs is how many blobs go at once.
 const pushJobs = 4
 
@@ -59,7 +43,8 @@ const pushJobs = 4
 var pushRetries = remote.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 5}
 
 // Push copies the image or image index that src names, in one of Forms, to a
-// registry, without what is there already, and returns its digest.
+// registry, without the blobs that are there already, and returns its digest. The
+// manifests are always sent, so that the registry does again what follows on a push.
 func Push(ctx context.Context, src string, cfg PushConfig) (chunk.Digest, error) {
 	var none chunk.Digest
 	if err := CheckSource(src); err != nil {
@@ -128,7 +113,7 @@ func (p *pushable) write(ctx context.Context, ref name.Reference, cfg PushConfig
 		}
 	}()
 	opts := []remote.Option{
-		remote.WithContext(ctx), remote.WithTransport(schemeOnly{schemeOf(cfg.Plain), cfg.Transport}), remote.WithAuth(cfg.Credentials.authenticator()),
+		remote.WithContext(ctx), remote.WithTransport(&pushTransport{schemeOf(cfg.Plain), cfg.Transport}), remote.WithAuth(cfg.Credentials.authenticator()),
 		remote.WithJobs(pushJobs), remote.WithProgress(updates), remote.WithUserAgent("quarry"), remote.WithRetryBackoff(pushRetries),
 		remote.WithRetryStatusCodes(http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError,
 			http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout),
