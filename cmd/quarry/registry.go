@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 
+	"golang.org/x/sys/unix"
+
 	"quarry/store/catalog"
 	"quarry/store/registry"
 )
@@ -53,12 +55,23 @@ func (d dataDir) makeRoom(log *slog.Logger) error {
 
 // openRegistry opens what is pushed to /v2/, and the uploads that were under way.
 func (o *owner) openRegistry(cfg ownerConfig) (err error) {
+	at, _, err := cfg.dir.remembered()
+	if err != nil {
+		return err
+	}
+	_, remote := at.url.remote()
 	o.registry, err = registry.Open(registry.Config{
 		Bucket: o.bucket, Names: o.catalog, Key: o.signing, Dir: o.dir.uploads(),
-		UploadSpace: cfg.uploadSpace, KeepFree: keepFree, Log: o.log,
+		UploadSpace: cfg.uploadSpace, KeepFree: keepFree, SameDisk: !remote && sameDisk(at.url.folder(o.dir), string(o.dir)), Log: o.log,
 		Pushed: o.pushed, Confirm: o.catalog.Confirm,
 	})
 	return err
+}
+
+// sameDisk reports whether two folders are on one file system.
+func sameDisk(a, b string) bool {
+	var x, y unix.Stat_t
+	return unix.Stat(a, &x) == nil && unix.Stat(b, &y) == nil && x.Dev == y.Dev
 }
 
 // start does what goes on beside requests until stop is called, which waits for it, or

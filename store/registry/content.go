@@ -190,6 +190,11 @@ func (s *Store) keepBlob(ctx context.Context, repo string, d digest.Digest, body
 		return err
 	}
 	if !there {
+		done, err := s.uploads.copying(size)
+		if err != nil {
+			return fmt.Errorf("store blob %s: %w", d, err)
+		}
+		defer done()
 		if err := s.bucket.Put(ctx, ContentKey(d), body, size); err != nil {
 			return fmt.Errorf("store blob %s: %w", d, err)
 		}

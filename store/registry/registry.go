@@ -71,6 +71,7 @@ type Config struct {
 
 	UploadSpace int64         // bytes of all uploads under way together; 0 = DefaultUploadSpace
 	KeepFree    int64         // bytes of the disk that uploads leave free; 0: they may fill it
+	SameDisk    bool          // the bucket is on that disk: an upload that ends takes its size once more
 	MaxUploads  int           // uploads under way; 0 = 1024
 	MaxBlob     int64         // bytes of one blob; 0 = 64 GiB
 	UploadIdle  time.Duration // an upload that nothing was written to for so long is removed; 0 = 24 h

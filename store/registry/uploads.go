@@ -208,15 +208,8 @@ func (us *uploads) offset(repo, id string) (int64, error) {
 func (us *uploads) reserve(u *upload, n int64) error {
 	us.mu.Lock()
 	defer us.mu.Unlock()
-	if us.cfg.KeepFree > 0 {
-		free, err := freeBytes(us.path)
-		if err != nil {
-			return err
-		}
-		if free-us.due-n < us.cfg.KeepFree {
-			return fmt.Errorf("%w: uploads leave %d MiB of the disk of %s free, and %d MiB are: free space and try again",
-				syscall.ENOSPC, us.cfg.KeepFree>>20, us.path, free>>20)
-		}
+	if err := us.room(n); err != nil {
+		return err
 	}
 	if us.used+n > us.cfg.UploadSpace {
 		return fmt.Errorf("%w: unfinished uploads have %d of %d bytes (--upload-space); finish or cancel one, or try later",
@@ -229,6 +222,42 @@ func (us *uploads) reserve(u *upload, n int64) error {
 	us.take(u, n)
 	us.due += n
 	return nil
+}
+
+// room fails when the disk would have less than Config.KeepFree with n more bytes. mu is
+// held.
+func (us *uploads) room(n int64) error {
+	if us.cfg.KeepFree == 0 {
+		return nil
+	}
+	free, err := freeBytes(us.path)
+	if err != nil {
+		return err
+	}
+	if free-us.due-n < us.cfg.KeepFree {
+		return fmt.Errorf("%w: uploads leave %d MiB of the disk of %s free, and %d MiB are: free space and try again",
+			syscall.ENOSPC, us.cfg.KeepFree>>20, us.path, free>>20)
+	}
+	return nil
+}
+
+// copying takes room on the disk for a copy of n bytes in the bucket, where it is on the
+// same disk, until done is called. Errors: as reserve's of the disk.
+func (us *uploads) copying(n int64) (done func(), err error) {
+	if !us.cfg.SameDisk {
+		return func() {}, nil
+	}
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	if err := us.room(n); err != nil {
+		return nil, err
+	}
+	us.due += n
+	return func() {
+		us.mu.Lock()
+		defer us.mu.Unlock()
+		us.due -= n
+	}, nil
 }
 
 // take counts n more bytes of an upload's holder, or fewer. mu is held.

@@ -1,0 +1,60 @@
+package registry_test
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"quarry/internal/need"
+	"quarry/store/bucket/dir"
+	"quarry/store/registry"
+)
+
+// disk is a disk of so many MiB for the test alone; resize changes its size.
+func disk(t *testing.T, size int) (path string, resize func(size int)) {
+	t.Helper()
+	need.Root(t)
+	path = t.TempDir()
+	must(t, unix.Mount("tmpfs", path, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", size)))
+	t.Cleanup(func() { must(t, unix.Unmount(path, unix.MNT_DETACH)) })
+	return path, func(size int) {
+		must(t, unix.Mount("tmpfs", path, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%dm", size)))
+	}
+}
+
+// An upload that ends is copied to the bucket, which leaves the node its room too.
+func TestACopyOnTheSameDiskLeavesRoom(t *testing.T) {
+	path, resize := disk(t, 48)
+	b, err := dir.Open(filepath.Join(path, "bucket"))
+	must(t, err)
+	defer b.Close()
+	l := newLab(t, func(c *registry.Config) {
+		c.Dir, c.Bucket, c.SameDisk, c.KeepFree = filepath.Join(path, "uploads"), b, true, 24<<20
+	})
+	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<20)
+	d := digest.FromBytes(content)
+	id, err := l.StartUpload("a", "")
+	must(t, err)
+	finish := func(p registry.Part) error { return l.FinishUpload(t.Context(), "a", id, p, d) }
+	wantErr(t, "with room for one copy alone", finish(part(content)), syscall.ENOSPC)
+	wantOffset(t, l, id, int64(len(content)))
+	if n := objects(t, b, ""); n != 0 {
+		t.Errorf("%d objects are stored", n)
+	}
+	resize(64)
+	must(t, finish(registry.Part{}))
+	if got, err := read(t, l, "a", d); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("got %d bytes, %v", len(got), err)
+	}
+	// Nothing is due any more: there is room for as much again, but for its copy.
+	id, err = l.StartUpload("a", "")
+	must(t, err)
+	_, err = l.AppendUpload("a", id, part(content))
+	must(t, err)
+	must(t, finish(registry.Part{})) // is there, and not copied
+}
