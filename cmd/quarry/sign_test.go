@@ -307,16 +307,18 @@ func TestTheStoreHoldsSignaturesAgainstWhatItHas(t *testing.T) {
 }
 
 // replacing is a bucket in which a conversion replaces a statement as a signature of
-// the old one is stored.
+// the old one is stored, and the client goes.
 type replacing struct {
 	bucket.Bucket
-	at string
+	at   string
+	gone context.CancelFunc
 }
 
 func (b replacing) Put(ctx context.Context, key string, body io.ReaderAt, size int64) error {
 	if err := b.Bucket.Put(ctx, key, body, size); err != nil {
 		return err
 	}
+	defer b.gone()
 	return b.Bucket.Put(ctx, b.at, strings.NewReader("another"), 7)
 }
 
@@ -325,7 +327,9 @@ func TestASignatureDoesNotStayWithAnotherStatement(t *testing.T) {
 	_, key := w.newKey(t, "k", true)
 	req := w.request(t, key, image.NameStatement{Repo: "t/x", Tag: "v1", Source: *w.ref.Digest, Serial: 2}, func(b []byte) []byte { return b })
 	at := image.StatementKey(*w.ref.Digest, amd64)
-	err := addSignature(t.Context(), replacing{w.bucket, at}, *w.ref.Digest, req.Images[0], signer.NewTrust(key.Public()))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	err := addSignature(ctx, replacing{w.bucket, at, cancel}, *w.ref.Digest, req.Images[0], signer.NewTrust(key.Public()))
 	if !errors.Is(err, api.ErrMoved) {
 		t.Errorf("error %v, want %v", err, api.ErrMoved)
 	}

@@ -80,6 +80,7 @@ func addSignature(ctx context.Context, b bucket.Bucket, source chunk.Digest, im 
 	if err := dropRevoked(ctx, b, source, p, trust); err != nil {
 		return err
 	}
+	ctx = context.WithoutCancel(ctx) // what is put is looked at again, though the client may have gone
 	sigKey := image.SigKey(source, p, sig.KeyID)
 	if err := b.Put(ctx, sigKey, bytes.NewReader(im.Signature), int64(len(im.Signature))); err != nil {
 		return err
