@@ -70,7 +70,11 @@ func TestAPushGoesOnAfterTheServerWasKilled(t *testing.T) {
 				t.Errorf("the server answers %s to a part that has not ended", resp.Status)
 			}
 		}()
-		for offset = acknowledged; offset < acknowledged+part; { // some of it is there
+		end := time.Now().Add(time.Minute)
+		for offset = acknowledged; offset < acknowledged+part; time.Sleep(time.Millisecond) { // some of it is there
+			if time.Now().After(end) {
+				t.Fatalf("%d bytes are there a minute after %d were sent", offset, sent)
+			}
 			offset = offsetOf(t, send(t, s, http.MethodGet, at, nil, -1, http.StatusNoContent))
 		}
 		if err := s.Kill(); err != nil {
