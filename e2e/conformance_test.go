@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"testing"
 
-	"quarry/e2e/lab"
 	"quarry/internal/need"
 )
 
@@ -18,11 +17,7 @@ const optionalMounts = "2"
 // server, with everything on that the next version of the specification has too.
 func TestConformance(t *testing.T) {
 	prog := need.Tool(t, "conformance")
-	l, err := lab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
+	l := newLab(t)
 	s, err := l.Serve(t.Context(), l.Path("d"))
 	if err != nil {
 		t.Fatal(err)

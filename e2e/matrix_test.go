@@ -154,15 +154,7 @@ func grid(table [][]string) string {
 
 func newMatrix(t *testing.T) *matrix {
 	t.Helper()
-	l, err := lab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	l := newLab(t)
 	m := &matrix{Lab: l, t: t, data: l.Path("d"), image: l.Path("image"), moved: l.Path("moved")}
 	root := l.Path("root")
 	m.tree, m.size = writeKnown(t, root, matrixFiles, 1)
@@ -175,6 +167,7 @@ func newMatrix(t *testing.T) *matrix {
 	if _, err := l.Convert(t.Context(), m.data, "oci:"+m.image, matrixImage); err != nil {
 		t.Fatal(err)
 	}
+	var err error
 	if m.server, err = m.Serve(context.WithoutCancel(t.Context()), m.data); err != nil {
 		t.Fatal(err)
 	}

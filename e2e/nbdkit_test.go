@@ -31,17 +31,9 @@ func needRig(t *testing.T) *rig {
 	for _, tool := range []string{"nbdkit", "mkfs.erofs"} {
 		need.Tool(t, tool)
 	}
-	l, err := lab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := newLab(t)
 	r := &rig{Lab: l, t: t, device: l.Path("device")}
-	t.Cleanup(func() {
-		r.end()
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(r.end)
 	r.tree, _ = writeKnown(t, l.Path("root"), 40, 1)
 	if out, err := exec.Command("mkfs.erofs", "--quiet", r.device, l.Path("root")).CombinedOutput(); err != nil {
 		t.Fatalf("mkfs.erofs: %v: %s", err, out)

@@ -19,7 +19,6 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
-	"quarry/e2e/lab"
 	"quarry/internal/need"
 	"quarry/internal/testimage"
 )
@@ -160,15 +159,7 @@ func layer(name string, n, size int) testimage.Layer {
 
 func TestThePageInABrowser(t *testing.T) {
 	need.Tool(t, "chromium")
-	l, err := lab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	l := newLab(t)
 	ctx, data := t.Context(), l.Path("data")
 	token := func(flags ...string) string {
 		t.Helper()

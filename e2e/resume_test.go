@@ -36,11 +36,7 @@ func (h held) Read(p []byte) (int, error) {
 // asks where the upload goes on: never before what was acknowledged, and never behind what
 // it has sent. The blob is there in the end.
 func TestAPushGoesOnAfterTheServerWasKilled(t *testing.T) {
-	l, err := lab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
+	l := newLab(t)
 	blob := make([]byte, 64<<20)
 	rand.NewChaCha8([32]byte{5}).Read(blob)
 	digest := fmt.Sprintf("sha256:%x", sha256.Sum256(blob))

@@ -238,9 +238,9 @@ func TestGCBesidePushesAndReads(t *testing.T) {
 	t.Logf("%d collections, %d pushes, %d images read", collections, pushes.Load(), reads.Load())
 	f.sound("after gc", names)
 	f.readMount(mount)
-	if n := f.metric("quarry_packed_condemned_reads_total"); n != "0" {
+	if n, err := f.server.Metric(t.Context(), "quarry_packed_condemned_reads_total"); err != nil || n != 0 {
 		log, _ := os.ReadFile(l.Path("serve.log"))
-		t.Errorf("%s alarms: %s", n, log)
+		t.Errorf("%v alarms, %v: %s", n, err, log)
 	}
 }
 
@@ -377,25 +377,4 @@ func (f *fragile) readMount(m moved) {
 	if _, err := f.Quarry(f.t.Context(), "umount", "--worker-dir", f.Path("w"), m.at); err != nil {
 		f.t.Error(err)
 	}
-}
-
-// metric returns the value of a figure without labels.
-func (f *fragile) metric(name string) string {
-	f.t.Helper()
-	resp, err := http.Get(f.server.URL + "/metrics")
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			return strings.TrimSpace(value)
-		}
-	}
-	f.t.Fatalf("there is no figure %s", name)
-	return ""
 }

@@ -218,8 +218,8 @@ func (s *Server) Stop() error {
 // Addr is the server's host and port.
 func (s *Server) Addr() string { return strings.TrimPrefix(s.URL, "http://") }
 
-// Metric returns the value of one series of /metrics, as it is written there, 0 when it
-// is not.
+// Metric returns the value of one series of /metrics, as it is written there. One with
+// labels that is not there is 0.
 func (s *Server) Metric(ctx context.Context, series string) (float64, error) {
 	rq, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/metrics", nil)
 	if err != nil {
@@ -238,6 +238,9 @@ func (s *Server) Metric(ctx context.Context, series string) (float64, error) {
 		if value, ok := strings.CutPrefix(line, series+" "); ok {
 			return strconv.ParseFloat(strings.TrimSpace(value), 64)
 		}
+	}
+	if !strings.Contains(series, "{") {
+		return 0, fmt.Errorf("GET /metrics: there is no %s", series)
 	}
 	return 0, nil
 }
