@@ -199,10 +199,7 @@ var errNobodySaid = errors.New("what this tag is has only the store's word")
 // sign makes the signatures that are missing, and returns the reference with the digest
 // that they are of.
 func (s *signing) sign(ctx context.Context, ref image.Ref, there api.Signable) (req api.SignRequest, _ image.Ref, err error) {
-	var before *image.NameStatement // what a trusted key has said of the tag
-	if there.Name != nil {
-		before, err = s.nameStatement(ref, there.Name.Statement)
-	}
+	before, err := s.nameStatement(ref, there.Name) // what a trusted key has said of the tag
 	if ref.Digest == nil {
 		if before == nil {
 			return req, ref, fmt.Errorf("%w, and that is %s: give %s@sha256:… as it was pushed, or --trust with the key that has signed it (%w)",
@@ -232,11 +229,11 @@ func (s *signing) sign(ctx context.Context, ref image.Ref, there api.Signable) (
 }
 
 // nameStatement returns what a trusted key has said of a tag.
-func (s *signing) nameStatement(ref image.Ref, env []byte) (*image.NameStatement, error) {
-	if env == nil {
+func (s *signing) nameStatement(ref image.Ref, there *api.SignableName) (*image.NameStatement, error) {
+	if there == nil || there.Statement == nil {
 		return nil, errors.New("it is not signed")
 	}
-	payload, err := s.opened(env, image.NameStatementType)
+	payload, err := s.opened(there.Statement, image.NameStatementType)
 	if err != nil {
 		return nil, err
 	}

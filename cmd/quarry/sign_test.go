@@ -521,6 +521,20 @@ func TestTheSignedImageOfAnotherSourceIsRefused(t *testing.T) {
 	}
 }
 
+func TestATagThatTheStoreSaysNothingOfIsNotSigned(t *testing.T) {
+	w := newSignWorld(t)
+	path, _ := w.newKey(t, "k", true)
+	there, err := w.Signable(t.Context(), w.ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there.Name = nil
+	_, _, err = w.signing(t, path, path+".pub").sign(t.Context(), image.Ref{Repo: "t/x", Tag: "v1"}, there)
+	if !errors.Is(err, errNobodySaid) || !strings.Contains(err.Error(), "it is not signed") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestWhatIsDroppedIsSignedFromElsewhere(t *testing.T) {
 	w := newSignWorld(t)
 	path, key := w.newKey(t, "k", true)
