@@ -22,10 +22,13 @@ func freeBytes(dir string) (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil
 }
 
+// block is what a file system gives to files at once, mostly.
+const block = 4 << 10
+
 // MakeRoom removes uploads under way from their folder, those first that were written to
-// longest ago, until so many bytes of its disk are free or none is left. It is for a
-// process that cannot start without, before Open. It returns how many it removed, and
-// their bytes.
+// longest ago, until so many bytes of its disk are free; none when all of them would not
+// do. It is for a process that cannot start without, before Open. It returns how many it
+// removed, and their bytes.
 func MakeRoom(dir string, want int64) (removed int, size int64, err error) {
 	free, err := freeBytes(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -44,10 +47,15 @@ func MakeRoom(dir string, want int64) (removed int, size int64, err error) {
 		at   time.Time
 	}
 	var files []file
+	all := free
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
 			files = append(files, file{filepath.Join(dir, e.Name()), info.Size(), info.ModTime()})
+			all += (info.Size() + block - 1) / block * block
 		}
+	}
+	if all < want {
+		return 0, 0, nil
 	}
 	slices.SortFunc(files, func(a, b file) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path)) })
 	for _, f := range files {

@@ -3,9 +3,11 @@ package registry_test
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -57,4 +59,33 @@ func TestACopyOnTheSameDiskLeavesRoom(t *testing.T) {
 	_, err = l.AppendUpload("a", id, part(content))
 	must(t, err)
 	must(t, finish(registry.Part{})) // is there, and not copied
+}
+
+// Uploads make room for a node to start, those first that are oldest, and none when all
+// of them are not enough.
+func TestUploadsMakeRoom(t *testing.T) {
+	path, _ := disk(t, 16)
+	l := newLab(t, func(c *registry.Config) { c.Dir = path })
+	var ids []string
+	for i := range 3 {
+		id, err := l.StartUpload("a", "")
+		must(t, err)
+		_, err = l.AppendUpload("a", id, part(make([]byte, 2<<20)))
+		must(t, err)
+		at := time.Unix(1e9+int64(i), 0)
+		must(t, os.Chtimes(filepath.Join(path, id), at, at))
+		ids = append(ids, id)
+	}
+	for _, test := range []struct{ want, removed int }{{17 << 20, 0}, {8 << 20, 0}, {11 << 20, 1}, {15 << 20, 2}} {
+		if n, size, err := registry.MakeRoom(path, int64(test.want)); n != test.removed || size != int64(n)*(512+2<<20) || err != nil {
+			t.Errorf("%d MiB are wanted: %d uploads of %d bytes removed, %v; want %d", test.want>>20, n, size, err, test.removed)
+		}
+		if test.removed == 1 {
+			l.open(t)
+			_, err := l.UploadOffset("a", ids[0])
+			wantErr(t, "the oldest", err, registry.ErrUploadUnknown)
+			wantOffset(t, l, ids[1], 2<<20)
+		}
+	}
+	wantFiles(t, l, 0)
 }
