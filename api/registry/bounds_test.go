@@ -197,6 +197,32 @@ func TestMemoryOfOneTokenIsBounded(t *testing.T) {
 	}
 }
 
+// A list of repositories waits for memory as one of tags does.
+func TestListsOfReposTakeMemory(t *testing.T) {
+	held, end := make(chan struct{}), make(chan struct{})
+	b := &buckettest.Faulty{Bucket: mem.New(), Before: func(op buckettest.Op) error {
+		if op.Method == "List" {
+			close(held)
+			<-end
+		}
+		return nil
+	}}
+	s := newSite(t, b, func(c *front.Config) { c.Memory = 1 << 20 })
+	done := make(chan error)
+	go func() {
+		resp, err := http.Get(s.url + "/v2/a/tags/list")
+		if err == nil {
+			resp.Body.Close()
+		}
+		done <- err
+	}()
+	<-held
+	s.want(http.StatusServiceUnavailable, "UNAVAILABLE", "GET", "/v2/_catalog", "")
+	close(end)
+	must(t, <-done)
+	s.want(http.StatusOK, "", "GET", "/v2/_catalog", "")
+}
+
 // Where the store keeps its files is not the clients' business.
 func TestErrorsHaveNoPathsOfTheServer(t *testing.T) {
 	for _, test := range []struct {

@@ -60,7 +60,8 @@ const (
 	// What a request is taken to hold. A manifest that is pushed is there as bytes and
 	// as values, and its descriptors once more as what is looked up; a list of referrers
 	// as values and as bytes; one of tags is held against the repository's manifests,
-	// some 150 bytes each, of which 100 000 are rare.
+	// some 150 bytes each, of which 100 000 are rare; one of repositories is made from
+	// all names there are, which are as long.
 	pushedManifest = 4 // times its length
 	listMemory     = 2 * registry.MaxManifest
 	tagsMemory     = 16 << 20
@@ -338,6 +339,11 @@ func (h *Handler) listRepos(w http.ResponseWriter, r *http.Request, req request)
 	if err != nil {
 		return err
 	}
+	leave, err := h.documents.Enter(r.Context(), h.holder(r), tagsMemory)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	repos, next, err := h.store.Repos(r.Context(), req.last, req.n, visible)
 	if err != nil {
 		return err

@@ -29,30 +29,32 @@ const (
 
 // Repos lists the repositories that come after last, have a tag that can be pulled
 // and are visible: at most n of them, in bytewise order. next is what to go on after,
-// "" when there are no more; a page may be short, or empty, and have it.
+// "" when there are no more; a page may be short, or empty, and have it. It is a
+// repository, or one with the last of its tags that was looked up, as "repo:tag".
 func (s *Store) Repos(ctx context.Context, last string, n int, visible func(repo string) bool) (repos []string, next string, err error) {
 	repos = []string{}
+	lastRepo, lastTag, inside := strings.Cut(last, ":")
 	looked := 0
 	for _, name := range s.cfg.Names.Names() {
-		if name.Repo <= last || !visible(name.Repo) {
+		if name.Repo < lastRepo || name.Repo == lastRepo && (!inside || name.Tag <= lastTag) || !visible(name.Repo) {
 			continue
 		}
-		// A page ends between repositories, so that the next one begins with a whole one.
-		if next != name.Repo && (len(repos) >= n || looked >= maxCatalog) {
-			return repos, next, nil
-		}
-		next = name.Repo
 		if len(repos) > 0 && repos[len(repos)-1] == name.Repo {
 			continue
+		}
+		if len(repos) >= n || looked >= maxCatalog {
+			return repos, next, nil
 		}
 		looked++
 		_, err := s.bucket.Stat(ctx, ManifestKey(name.Repo, digest.Digest(name.Source.String())))
 		if errors.Is(err, bucket.ErrNotFound) {
+			next = name.Repo + ":" + name.Tag
 			continue // converted from elsewhere
 		}
 		if err != nil {
 			return nil, "", fmt.Errorf("look for a manifest of %s: %w", name.Repo, err)
 		}
+		next = name.Repo
 		repos = append(repos, name.Repo)
 	}
 	return repos, "", nil
