@@ -108,9 +108,10 @@ func (l *Latency) Run(ctx context.Context) {
 			case <-time.After(hold):
 			}
 		}
-		err = l.ask(anything)
+		// Before it is let go: a Note that comes meanwhile counts for the next time.
 		l.near.Store(0)
 		l.held.Store(false)
+		err = l.ask(anything)
 		l.took.Add(int64(l.now() - begun))
 		if err != nil {
 			return

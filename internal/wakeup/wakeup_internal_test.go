@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"quarry/internal/need"
 )
 
 // rig is a request that goes to a plain file, by a clock that the test moves.
@@ -85,13 +87,11 @@ func TestTheKernelIsAskedWhileReadsFollowOneAnother(t *testing.T) {
 }
 
 func TestTheKernelTakesTheRequest(t *testing.T) {
-	l, err := Open()
-	if _, statErr := os.Stat(devicePath); statErr != nil || os.Geteuid() != 0 {
-		if err == nil {
-			t.Fatalf("%s was opened (%v)", devicePath, statErr)
-		}
-		return
+	need.Root(t)
+	if _, err := os.Stat(devicePath); err != nil {
+		need.Missing(t, devicePath)
 	}
+	l, err := Open()
 	if err != nil {
 		t.Fatal(err)
 	}
