@@ -35,63 +35,50 @@ type row struct {
 	status int
 	code   string // of the OCI distribution specification, or ours where it has none
 	retry  bool   // the same request may succeed later
+	bound  string // what the request was beyond, in the metric; "" when nothing
 }
 
 // table is the only place where Go errors become answers of the registry. The first
 // row that matches wins.
 var table = []row{
-	{registry.ErrBody, http.StatusBadRequest, "BLOB_UPLOAD_INVALID", false},
-	{access.ErrUnauthenticated, http.StatusUnauthorized, "UNAUTHORIZED", false},
-	{access.ErrForbidden, http.StatusForbidden, "DENIED", false},
-	{access.ErrUnavailable, http.StatusServiceUnavailable, "UNAVAILABLE", true},
-	{bucket.ErrUnavailable, http.StatusServiceUnavailable, "UNAVAILABLE", true},
-	{errNoRoute, http.StatusNotFound, "UNSUPPORTED", false},
-	{errMethod, http.StatusMethodNotAllowed, "UNSUPPORTED", false},
-	{errQuery, http.StatusBadRequest, "PAGINATION_NUMBER_INVALID", false},
-	{errTagInvalid, http.StatusBadRequest, "TAG_INVALID", false},
-	{errRange, http.StatusRequestedRangeNotSatisfiable, "RANGE_INVALID", false},
-	{errHeader, http.StatusBadRequest, "BLOB_UPLOAD_INVALID", false},
-	{registry.ErrNameInvalid, http.StatusBadRequest, "NAME_INVALID", false},
-	{registry.ErrNameUnknown, http.StatusNotFound, "NAME_UNKNOWN", false},
-	{registry.ErrManifestBlobUnknown, http.StatusBadRequest, "MANIFEST_BLOB_UNKNOWN", false},
-	{registry.ErrBlobUnknown, http.StatusNotFound, "BLOB_UNKNOWN", false},
-	{registry.ErrUploadUnknown, http.StatusNotFound, "BLOB_UPLOAD_UNKNOWN", false},
-	{registry.ErrUploadBusy, http.StatusConflict, "BLOB_UPLOAD_INVALID", true},
-	{registry.ErrUploadRange, http.StatusRequestedRangeNotSatisfiable, "BLOB_UPLOAD_INVALID", false},
-	{registry.ErrUploads, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
-	{registry.ErrHolderUploads, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
-	{registry.ErrHolderSpace, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
-	{gate.ErrHolder, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
-	{gate.ErrFull, http.StatusServiceUnavailable, "UNAVAILABLE", true},
-	{jobs.ErrFull, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
-	{registry.ErrUploadSpace, http.StatusTooManyRequests, "TOOMANYREQUESTS", true},
-	{registry.ErrTooLarge, http.StatusRequestEntityTooLarge, "SIZE_INVALID", false},
-	{registry.ErrManifestInvalid, http.StatusBadRequest, "MANIFEST_INVALID", false},
-	{registry.ErrManifestUnknown, http.StatusNotFound, "MANIFEST_UNKNOWN", false},
-	{registry.ErrSizeInvalid, http.StatusBadRequest, "SIZE_INVALID", false},
-	{registry.ErrDigestInvalid, http.StatusBadRequest, "DIGEST_INVALID", false},
-	{registry.ErrDamaged, http.StatusInternalServerError, "DAMAGED", false},
-	{store.ErrReadOnly, http.StatusMisdirectedRequest, "UNSUPPORTED", false},
-	{catalog.ErrFenced, http.StatusServiceUnavailable, "FENCED", false},
-	{bucket.ErrDamaged, http.StatusInternalServerError, "DAMAGED", false},
-	{syscall.ENOSPC, http.StatusInsufficientStorage, "DISK_FULL", false},
-	{syscall.EDQUOT, http.StatusInsufficientStorage, "DISK_FULL", false},
-	{context.DeadlineExceeded, http.StatusGatewayTimeout, "TIMEOUT", true},
-	{context.Canceled, statusClientGone, "CANCELED", true},
-}
-
-// counted are the errors of what is beyond a bound, and their name in the metric.
-var counted = map[error]string{
-	registry.ErrUploads:       "uploads",
-	registry.ErrUploadSpace:   "upload_space",
-	registry.ErrHolderUploads: "token_uploads",
-	registry.ErrHolderSpace:   "token_upload_space",
-	registry.ErrTooLarge:      "too_large",
-	gate.ErrFull:              "memory",
-	gate.ErrHolder:            "token_memory",
-	jobs.ErrFull:              "queue",
-	syscall.ENOSPC:            "disk",
-	syscall.EDQUOT:            "disk",
+	{registry.ErrBody, http.StatusBadRequest, "BLOB_UPLOAD_INVALID", false, ""},
+	{access.ErrUnauthenticated, http.StatusUnauthorized, "UNAUTHORIZED", false, ""},
+	{access.ErrForbidden, http.StatusForbidden, "DENIED", false, ""},
+	{access.ErrUnavailable, http.StatusServiceUnavailable, "UNAVAILABLE", true, ""},
+	{bucket.ErrUnavailable, http.StatusServiceUnavailable, "UNAVAILABLE", true, ""},
+	{errNoRoute, http.StatusNotFound, "UNSUPPORTED", false, ""},
+	{errMethod, http.StatusMethodNotAllowed, "UNSUPPORTED", false, ""},
+	{errQuery, http.StatusBadRequest, "PAGINATION_NUMBER_INVALID", false, ""},
+	{errTagInvalid, http.StatusBadRequest, "TAG_INVALID", false, ""},
+	{errRange, http.StatusRequestedRangeNotSatisfiable, "RANGE_INVALID", false, ""},
+	{errHeader, http.StatusBadRequest, "BLOB_UPLOAD_INVALID", false, ""},
+	{registry.ErrNameInvalid, http.StatusBadRequest, "NAME_INVALID", false, ""},
+	{registry.ErrNameUnknown, http.StatusNotFound, "NAME_UNKNOWN", false, ""},
+	{registry.ErrManifestBlobUnknown, http.StatusBadRequest, "MANIFEST_BLOB_UNKNOWN", false, ""},
+	{registry.ErrBlobUnknown, http.StatusNotFound, "BLOB_UNKNOWN", false, ""},
+	{registry.ErrUploadUnknown, http.StatusNotFound, "BLOB_UPLOAD_UNKNOWN", false, ""},
+	{registry.ErrUploadBusy, http.StatusConflict, "BLOB_UPLOAD_INVALID", true, ""},
+	{registry.ErrUploadRange, http.StatusRequestedRangeNotSatisfiable, "BLOB_UPLOAD_INVALID", false, ""},
+	{registry.ErrUploads, http.StatusTooManyRequests, "TOOMANYREQUESTS", true, "uploads"},
+	{registry.ErrHolderUploads, http.StatusTooManyRequests, "TOOMANYREQUESTS", true, "token_uploads"},
+	{registry.ErrHolderSpace, http.StatusTooManyRequests, "TOOMANYREQUESTS", true, "token_upload_space"},
+	{gate.ErrHolder, http.StatusTooManyRequests, "TOOMANYREQUESTS", true, "token_memory"},
+	{gate.ErrFull, http.StatusServiceUnavailable, "UNAVAILABLE", true, "memory"},
+	{jobs.ErrFull, http.StatusTooManyRequests, "TOOMANYREQUESTS", true, "queue"},
+	{registry.ErrUploadSpace, http.StatusTooManyRequests, "TOOMANYREQUESTS", true, "upload_space"},
+	{registry.ErrTooLarge, http.StatusRequestEntityTooLarge, "SIZE_INVALID", false, "too_large"},
+	{registry.ErrManifestInvalid, http.StatusBadRequest, "MANIFEST_INVALID", false, ""},
+	{registry.ErrManifestUnknown, http.StatusNotFound, "MANIFEST_UNKNOWN", false, ""},
+	{registry.ErrSizeInvalid, http.StatusBadRequest, "SIZE_INVALID", false, ""},
+	{registry.ErrDigestInvalid, http.StatusBadRequest, "DIGEST_INVALID", false, ""},
+	{registry.ErrDamaged, http.StatusInternalServerError, "DAMAGED", false, ""},
+	{store.ErrReadOnly, http.StatusMisdirectedRequest, "UNSUPPORTED", false, ""},
+	{catalog.ErrFenced, http.StatusServiceUnavailable, "FENCED", false, ""},
+	{bucket.ErrDamaged, http.StatusInternalServerError, "DAMAGED", false, ""},
+	{syscall.ENOSPC, http.StatusInsufficientStorage, "DISK_FULL", false, "disk"},
+	{syscall.EDQUOT, http.StatusInsufficientStorage, "DISK_FULL", false, "disk"},
+	{context.DeadlineExceeded, http.StatusGatewayTimeout, "TIMEOUT", true, ""},
+	{context.Canceled, statusClientGone, "CANCELED", true, ""},
 }
 
 // NewRefusals returns the metric of Config.Refusals, for its owner to register.
@@ -118,7 +105,7 @@ func lookup(err error) row {
 			return r
 		}
 	}
-	return row{err, http.StatusInternalServerError, codeUnknown, true}
+	return row{err, http.StatusInternalServerError, codeUnknown, true, ""}
 }
 
 // errorBody is the document that the specification wants.

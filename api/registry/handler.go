@@ -135,7 +135,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	h.logError(w, r, err)
-	if bound := counted[lookup(err).target]; bound != "" && h.refusals != nil {
+	if bound := lookup(err).bound; bound != "" && h.refusals != nil {
 		h.refusals.WithLabelValues(bound).Inc()
 	}
 	if errors.As(err, new(begunError)) {

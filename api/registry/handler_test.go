@@ -369,3 +369,15 @@ func TestCatalogIsOfWhatTheTokenCovers(t *testing.T) {
 		t.Errorf("last page: %s, Link %s", body, resp.Header.Get("Link"))
 	}
 }
+
+// uncomparable is an error that is no key of a map.
+type uncomparable []string
+
+func (e uncomparable) Error() string { return "what nobody foresaw" }
+
+func TestAnyErrorIsAnswered(t *testing.T) {
+	s := newSite(t, mem.New(), func(c *front.Config) {
+		c.Authorize = func(*http.Request, access.Scope, string) error { return uncomparable{} }
+	})
+	s.want(http.StatusInternalServerError, "UNKNOWN", "GET", "/v2/", "")
+}
