@@ -206,6 +206,9 @@ func accepted(w http.ResponseWriter, err error) error {
 // getManifest answers with the bytes as they were pushed, whatever the client
 // accepts: their digest is what it asked for.
 func (h *Handler) getManifest(w http.ResponseWriter, r *http.Request, req request) (err error) {
+	if req.head {
+		defer func() { err = registry.AsUnknown(err) }()
+	}
 	d := req.digest
 	if req.tag != "" {
 		if d, err = h.store.Resolve(r.Context(), req.repo, req.tag); err != nil {
@@ -216,16 +219,27 @@ func (h *Handler) getManifest(w http.ResponseWriter, r *http.Request, req reques
 	if err != nil {
 		return err
 	}
+	memory := m.Size
+	switch {
+	case req.head && m.IsIndex():
+		memory = pushedManifest * registry.MaxManifest // its children are read too, one by one
+	case req.head:
+		memory = pushedManifest * m.Size
+	}
+	leave, err := h.documents.Enter(r.Context(), h.holder(r), memory)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	var body []byte
-	if !req.head {
-		leave, err := h.documents.Enter(r.Context(), h.holder(r), m.Size)
-		if err != nil {
-			return err
-		}
-		defer leave()
-		if body, err = h.store.ReadManifest(r.Context(), m); err != nil {
-			return err
-		}
+	switch {
+	case !req.head:
+		body, err = h.store.ReadManifest(r.Context(), m)
+	case h.readOnly == nil: // to a node that only reads nobody pushes
+		err = h.store.CheckWhole(r.Context(), req.repo, m)
+	}
+	if err != nil {
+		return err
 	}
 	setContent(w, d, m.Size, m.MediaType)
 	return send(w, body)

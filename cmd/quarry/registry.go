@@ -63,7 +63,7 @@ func (o *owner) openRegistry(cfg ownerConfig) (err error) {
 	o.registry, err = registry.Open(registry.Config{
 		Bucket: o.bucket, Names: o.catalog, Key: o.signing, Dir: o.dir.uploads(),
 		UploadSpace: cfg.uploadSpace, KeepFree: keepFree, SameDisk: !remote && sameDisk(at.url.folder(o.dir), string(o.dir)), Log: o.log,
-		Pushed: o.pushed, Confirm: o.catalog.Confirm,
+		Pushed: o.pushed, Confirm: o.catalog.Confirm, LayersGo: cfg.jobs.retain.drop,
 	})
 	return err
 }

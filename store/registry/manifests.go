@@ -42,6 +42,9 @@ type Manifest struct {
 	Subject   digest.Digest // "" when it refers to nothing
 }
 
+// IsIndex reports whether it names other manifests.
+func (m Manifest) IsIndex() bool { return isIndex(m.MediaType) }
+
 // PutRequest is a manifest to store.
 type PutRequest struct {
 	Repo      string

@@ -69,6 +69,10 @@ type Config struct {
 	// which the journal is not told. Nil: there is none.
 	Confirm func(ctx context.Context) error
 
+	// LayersGo says that layers are dropped when they are converted: CheckWhole does not
+	// miss them.
+	LayersGo bool
+
 	UploadSpace int64         // bytes of all uploads under way together; 0 = DefaultUploadSpace
 	KeepFree    int64         // bytes of the disk that uploads leave free; 0: they may fill it
 	SameDisk    bool          // the bucket is on that disk: an upload that ends takes its size once more
