@@ -114,7 +114,7 @@ type Config struct {
 	Registry *prometheus.Registry // for the handler's metrics and /metrics; nil = a new one
 	Log      *slog.Logger         // nil = discard
 
-	MaxReads     int           // reads of the bucket by all requests together, see gate.go; 0 = 1024
+	MaxReads     int           // reads of the bucket by all requests together, see maxReads; 0 = 1024
 	MaxJobs      int           // convert, check and rebuild at once, others wait; 0 = 4
 	QueueTimeout time.Duration // wait of a read before 503; 0 = 2 s
 	ChunkTimeout time.Duration // silence of the store in a batch before the rest gets error frames; 0 = 15 s
@@ -122,6 +122,20 @@ type Config struct {
 	BodyTimeout  time.Duration // for a client to send a request body; 0 = 30 s
 	Now          func() time.Time
 }
+
+// Requests that read the bucket are admitted by what they hold while a read
+// stalls: buffers of about 1 MiB each, the most that is read at once unless a
+// chunk is longer.
+const (
+	// maxReads bounds them all: 1 GiB, besides the ranges of packed's helpers. A
+	// burst of 256 workers has room for four requests each.
+	maxReads = 1024
+	// bulkReads is what a large request may hold: a start keeps 4 MiB of bootstrap
+	// beside its buffers, a blob request a window of 1 MiB plain and stored, read in
+	// 8 ranges. A batch has 1: it always has one range, and more of them only while
+	// helpers are free, which no other request waits for.
+	bulkReads = 8
+)
 
 // Handler serves the HTTP contract. Safe for concurrent use.
 type Handler struct {
