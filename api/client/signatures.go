@@ -28,14 +28,12 @@ func (c *Client) Signable(ctx context.Context, ref image.Ref) (api.Signable, err
 	return s, nil
 }
 
-// Sign gives the store signatures of ref, which has a digest. It is sent once: a name
-// statement that was taken would be refused the second time.
+// Sign gives the store signatures of ref, which has a digest. What it has already it
+// takes again.
 func (c *Client) Sign(ctx context.Context, ref image.Ref, req api.SignRequest) error {
 	body, err := json.Marshal(req)
 	if err != nil {
 		return fmt.Errorf("signatures of %s: %w", ref, err)
 	}
-	return c.call(ctx, request{
-		method: http.MethodPost, path: refPath("/v1/signatures/", ref), body: body, contentType: api.TypeJSON, once: true,
-	}, discard)
+	return c.call(ctx, request{method: http.MethodPost, path: refPath("/v1/signatures/", ref), body: body, contentType: api.TypeJSON}, discard)
 }
