@@ -55,7 +55,7 @@ type Collect struct {
 // Whoever pushes meanwhile was told of what it counts on, or is told now that it is not
 // there. Errors: those of the bucket, and of Config.Confirm.
 func (s *Store) Collect(ctx context.Context, cfg Collect) error {
-	c := &collection{s: s, cfg: cfg, since: s.cfg.Now().Add(-cfg.Age), live: map[digest.Digest]bool{}}
+	c := &collection{s: s, cfg: cfg, since: s.pushes.since(s.cfg.Now().Add(-cfg.Age)), live: map[digest.Digest]bool{}}
 	err := c.repos(ctx, func(r *repoContent) error { return c.repo(ctx, r) })
 	if err != nil {
 		return err
@@ -89,12 +89,12 @@ func (s *Store) Told(source chunk.Digest, within time.Duration) bool {
 type collection struct {
 	s     *Store
 	cfg   Collect
-	since time.Time              // when what Need answers from was looked for
+	since time.Time              // what clients were told after it stays
 	live  map[digest.Digest]bool // content that stays
 }
 
 // grace is how long ago clients must have been told: before Need's answers were looked
-// for at least.
+// for at least, and before any push began whose manifest may not be listed yet.
 func (c *collection) grace() time.Duration {
 	return max(c.cfg.Grace, c.s.cfg.Now().Sub(c.since)+time.Millisecond)
 }

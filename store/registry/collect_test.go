@@ -139,6 +139,30 @@ func TestWhatAClientWasToldOfStays(t *testing.T) {
 	wantKeys(t, "later", c.collect(t))
 }
 
+// A push that has found its blobs, and whose manifest is not listed yet, keeps them
+// however long it takes.
+func TestAPushUnderWayKeepsItsBlobs(t *testing.T) {
+	c := newCollected(t)
+	var body []byte
+	c.cfg.Bucket = &buckettest.Faulty{Bucket: c.bucket, Before: func(op buckettest.Op) error {
+		if op.Method == "Put" && body != nil && op.Key == registry.ContentKey(digest.FromBytes(body)) {
+			c.later()
+			c.collect(t)
+		}
+		return nil
+	}}
+	c.open(t)
+	image := c.image(t, "a", "layer")
+	c.later()
+	body = image
+	d := c.put(t, "a", body)
+	wantKeys(t, "after it", buckettest.Keys(t, c.bucket, "oci/"), keys("a", ds("{}", "layer"), []digest.Digest{d}))
+	body = nil
+	c.push(t, "a", []byte("another"))
+	c.later()
+	wantKeys(t, "when it has ended", c.collect(t), keys("a", ds("{}", "layer"), []digest.Digest{d}))
+}
+
 // A tag that was moved to it since it was marked keeps a manifest.
 func TestATagSinceTheMarkKeepsAManifest(t *testing.T) {
 	c := newCollected(t)

@@ -49,6 +49,38 @@ func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err err
 	}
 }
 
+// pushes remembers when each push of a manifest that is under way began.
+type pushes struct {
+	mu    sync.Mutex // guards begun
+	begun map[*time.Time]bool
+}
+
+func (p *pushes) begin(now time.Time) (end func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.begun == nil {
+		p.begun = map[*time.Time]bool{}
+	}
+	p.begun[&now] = true
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.begun, &now)
+	}
+}
+
+// since is when the first of them began, but t when all began later.
+func (p *pushes) since(t time.Time) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for begun := range p.begun {
+		if begun.Before(t) {
+			t = *begun
+		}
+	}
+	return t
+}
+
 // maxRecent bounds the digests that are remembered: at some 200 bytes each less
 // than 16 MiB.
 const maxRecent = 64 << 10

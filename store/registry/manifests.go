@@ -95,6 +95,7 @@ func (s *Store) store(ctx context.Context, r PutRequest, doc *Document, source d
 		return err
 	}
 	defer unlock()
+	defer s.pushes.begin(s.cfg.Now())()
 	if err := s.checkReferences(ctx, r.Repo, doc); err != nil {
 		return err
 	}

@@ -111,6 +111,7 @@ type Store struct {
 	uploads *uploads
 	locks   keyLocks // of digests and repositories, see content.go and manifests.go
 	recent  *recent
+	pushes  pushes
 	damaged damaged
 }
 
