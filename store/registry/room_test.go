@@ -89,3 +89,24 @@ func TestUploadsMakeRoom(t *testing.T) {
 	}
 	wantFiles(t, l, 0)
 }
+
+// The room of the disk that an upload left behind takes is another's after some minutes.
+func TestIdleUploadsMakeRoomOnTheDisk(t *testing.T) {
+	path, _ := disk(t, 48)
+	now := time.Now()
+	l := newLab(t, func(c *registry.Config) {
+		c.Dir, c.KeepFree = filepath.Join(path, "uploads"), 24<<20
+		c.Now = func() time.Time { return now }
+	})
+	push := func() error {
+		t.Helper()
+		id, err := l.StartUpload("a", "")
+		must(t, err)
+		_, err = l.AppendUpload("a", id, part(make([]byte, 16<<20)))
+		return err
+	}
+	must(t, push())
+	wantErr(t, "at once", push(), syscall.ENOSPC)
+	now = now.Add(6 * time.Minute)
+	must(t, push())
+}

@@ -186,14 +186,60 @@ func TestAHolderIsBounded(t *testing.T) {
 	greedy = start("greedy", nil)
 	add(greedy, 75, nil)
 
-	// What nothing was sent of goes soon, and makes room; what has bytes stays a day.
+	// What nothing was sent of goes soon, and makes room; what has bytes stays a day, or
+	// until its holder needs the room.
 	start("greedy", registry.ErrHolderUploads)
 	now = now.Add(11 * time.Minute)
-	add(start("greedy", nil), 1, registry.ErrUploadSpace)
+	more := start("greedy", nil)
 	_, err := l.UploadOffset("a", empty)
 	wantErr(t, "an empty upload", err, registry.ErrUploadUnknown)
 	wantOffset(t, l, greedy, 75)
+	add(more, 76, registry.ErrHolderSpace)
 	wantOffset(t, l, honest, 25)
+	add(more, 1, nil)
+	_, err = l.UploadOffset("a", greedy)
+	wantErr(t, "an idle upload whose holder needs room", err, registry.ErrUploadUnknown)
+	wantOffset(t, l, honest, 25)
+}
+
+// What a client left behind is in nobody's way for longer than some minutes: as much of
+// it goes as another upload lacks, and none when all of it would not do.
+func TestIdleUploadsMakeRoom(t *testing.T) {
+	now := time.Now()
+	l := newLab(t, func(c *registry.Config) {
+		c.UploadSpace = 100
+		c.Now = func() time.Time { return now }
+	})
+	start := func(size int) string {
+		t.Helper()
+		id, err := l.StartUpload("a", "")
+		must(t, err)
+		_, err = l.AppendUpload("a", id, part(make([]byte, size)))
+		must(t, err)
+		now = now.Add(time.Second)
+		return id
+	}
+	oldest, old := start(40), start(40)
+	now = now.Add(4 * time.Minute)
+	fresh, err := l.StartUpload("a", "")
+	must(t, err)
+	_, err = l.AppendUpload("a", fresh, part(make([]byte, 30)))
+	wantErr(t, "while the others may go on", err, registry.ErrUploadSpace)
+	_, err = l.AppendUpload("a", fresh, part(make([]byte, 10)))
+	must(t, err)
+	now = now.Add(2 * time.Minute)
+	_, err = l.AppendUpload("a", fresh, part(make([]byte, 91)))
+	wantErr(t, "more than there can be", err, registry.ErrUploadSpace)
+	wantOffset(t, l, oldest, 40)
+	_, err = l.AppendUpload("a", fresh, registry.Part{Body: bytes.NewReader(make([]byte, 30)), At: -1, Size: -1})
+	must(t, err)
+	_, err = l.UploadOffset("a", oldest)
+	wantErr(t, "the oldest", err, registry.ErrUploadUnknown)
+	wantOffset(t, l, old, 40)
+	_, err = l.AppendUpload("a", fresh, part(make([]byte, 60)))
+	must(t, err)
+	wantOffset(t, l, fresh, 100)
+	wantFiles(t, l, 1)
 }
 
 // Who sends a blob slowly, or lies about it, holds up nobody who pushes the same digest.

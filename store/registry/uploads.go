@@ -206,18 +206,23 @@ func (us *uploads) offset(repo, id string) (int64, error) {
 // ErrHolderSpace, and ENOSPC when the disk would have less than Config.KeepFree then:
 // what a node needs to go on, and to start again, is not for uploads.
 func (us *uploads) reserve(u *upload, n int64) error {
+	return us.makeRoom(u.holder, func() error { return us.tryReserve(u, n) })
+}
+
+func (us *uploads) tryReserve(u *upload, n int64) error {
 	us.mu.Lock()
 	defer us.mu.Unlock()
+	most := us.cfg.UploadSpace / 4 * 3
+	if lack := us.usedBy[u.holder] + n - most; u.holder != "" && lack > 0 {
+		return lackError{lack, true, fmt.Errorf("%w: its unfinished uploads have %d of %d bytes (three quarters of --upload-space); finish or cancel one, or try later",
+			ErrHolderSpace, us.usedBy[u.holder], most)}
+	}
 	if err := us.room(n); err != nil {
 		return err
 	}
-	if us.used+n > us.cfg.UploadSpace {
-		return fmt.Errorf("%w: unfinished uploads have %d of %d bytes (--upload-space); finish or cancel one, or try later",
-			ErrUploadSpace, us.used, us.cfg.UploadSpace)
-	}
-	if most := us.cfg.UploadSpace / 4 * 3; u.holder != "" && us.usedBy[u.holder]+n > most {
-		return fmt.Errorf("%w: its unfinished uploads have %d of %d bytes (three quarters of --upload-space); finish or cancel one, or try later",
-			ErrHolderSpace, us.usedBy[u.holder], most)
+	if lack := us.used + n - us.cfg.UploadSpace; lack > 0 {
+		return lackError{lack, false, fmt.Errorf("%w: unfinished uploads have %d of %d bytes (--upload-space); finish or cancel one, or try later",
+			ErrUploadSpace, us.used, us.cfg.UploadSpace)}
 	}
 	us.take(u, n)
 	us.due += n
@@ -234,9 +239,9 @@ func (us *uploads) room(n int64) error {
 	if err != nil {
 		return err
 	}
-	if free-us.due-n < us.cfg.KeepFree {
-		return fmt.Errorf("%w: uploads leave %d MiB of the disk of %s free, and %d MiB are: free space and try again",
-			syscall.ENOSPC, us.cfg.KeepFree>>20, us.path, free>>20)
+	if lack := us.cfg.KeepFree + us.due + n - free; lack > 0 {
+		return lackError{lack, false, fmt.Errorf("%w: uploads leave %d MiB of the disk of %s free, and %d MiB are: free space and try again",
+			syscall.ENOSPC, us.cfg.KeepFree>>20, us.path, free>>20)}
 	}
 	return nil
 }
@@ -247,12 +252,18 @@ func (us *uploads) copying(n int64) (done func(), err error) {
 	if !us.cfg.SameDisk {
 		return func() {}, nil
 	}
-	us.mu.Lock()
-	defer us.mu.Unlock()
-	if err := us.room(n); err != nil {
+	err = us.makeRoom("", func() error {
+		us.mu.Lock()
+		defer us.mu.Unlock()
+		if err := us.room(n); err != nil {
+			return err
+		}
+		us.due += n
+		return nil
+	})
+	if err != nil {
 		return nil, err
 	}
-	us.due += n
 	return func() {
 		us.mu.Lock()
 		defer us.mu.Unlock()
