@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -183,14 +184,24 @@ func (s *signing) image(ctx context.Context, ref image.Ref) error {
 	if err == nil && (req.Name != nil || len(req.Images) > 0) {
 		err = s.store.Sign(ctx, ref, req)
 	} else if err == nil {
-		_, err = fmt.Fprintf(s.stdout, "%s is signed by %s already\n", ref, s.key.Public())
+		_, err = fmt.Fprintf(s.stdout, "%s (%s) is signed by %s already\n", ref, platformsOf(there), s.key.Public())
 		return err
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", ref, err)
 	}
-	_, err = fmt.Fprintf(s.stdout, "%s signed by %s\n", ref, s.key.Public())
+	_, err = fmt.Fprintf(s.stdout, "%s (%s) signed by %s\n", ref, platformsOf(there), s.key.Public())
 	return err
+}
+
+// platformsOf names the images there: of an index, the store may not have converted, or
+// not show, every one.
+func platformsOf(there api.Signable) string {
+	names := make([]string, len(there.Images))
+	for i, im := range there.Images {
+		names[i] = im.Platform
+	}
+	return strings.Join(names, ", ")
 }
 
 // errNobodySaid says that there is no word of a trusted key on what a tag is.

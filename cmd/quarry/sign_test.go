@@ -97,7 +97,7 @@ func TestAnImageIsSignedFromItsSource(t *testing.T) {
 		t.Errorf("a tag alone: %q, %v", out, err)
 	}
 	out, err := w.sign(t, signOptions{key: path}, w.ref.String())
-	if err != nil || out != w.ref.String()+" signed by "+key.Public().ID()+"\n" {
+	if err != nil || out != w.ref.String()+" ("+image.HostPlatform().String()+") signed by "+key.Public().ID()+"\n" {
 		t.Fatalf("got %q, %v", out, err)
 	}
 	v, err := w.verified(t, key)
@@ -353,7 +353,7 @@ func TestKeysAreChanged(t *testing.T) {
 	}
 	all := signOptions{key: newPath, all: true, target: target{trust: oldPath + ".pub"}}
 	out, err := w.sign(t, all)
-	if err != nil || out != w.ref.String()+" signed by "+newKey.Public().ID()+"\n" {
+	if err != nil || out != w.ref.String()+" ("+image.HostPlatform().String()+") signed by "+newKey.Public().ID()+"\n" {
 		t.Fatalf("got %q, %v", out, err)
 	}
 	after, err := w.verified(t, newKey)
