@@ -112,8 +112,10 @@ func (p *pushable) write(ctx context.Context, ref name.Reference, cfg PushConfig
 			}
 		}
 	}()
+	transport := &pushTransport{scheme: schemeOf(cfg.Plain), RoundTripper: cfg.Transport}
+	defer transport.cancel(ctx)
 	opts := []remote.Option{
-		remote.WithContext(ctx), remote.WithTransport(&pushTransport{schemeOf(cfg.Plain), cfg.Transport}), remote.WithAuth(cfg.Credentials.authenticator()),
+		remote.WithContext(ctx), remote.WithTransport(transport), remote.WithAuth(cfg.Credentials.authenticator()),
 		remote.WithJobs(pushJobs), remote.WithProgress(updates), remote.WithUserAgent("quarry"), remote.WithRetryBackoff(pushRetries),
 		remote.WithRetryStatusCodes(http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError,
 			http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout),
