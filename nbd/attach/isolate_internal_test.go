@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -116,13 +115,15 @@ func TestIsolatedThreadHoldsNothingOfTheProcess(t *testing.T) {
 	defer unix.Close(fuse)
 	var kept []string
 	err = isolated(func() error {
-		links, err := filepath.Glob(descriptorFolder + "/[0-9]*")
-		for _, link := range links {
-			if to, err := os.Readlink(link); err == nil { // Glob's own is closed by now
-				kept = append(kept, filepath.Base(link)+" "+to)
+		// Not by package os: testing logs what that opens, to a file that this thread
+		// does not have.
+		to := make([]byte, 256)
+		for fd := range 1024 {
+			if n, err := unix.Readlink(fmt.Sprintf("%s/%d", descriptorFolder, fd), to); err == nil {
+				kept = append(kept, fmt.Sprintf("%d %s", fd, to[:n]))
 			}
 		}
-		return err
+		return nil
 	})
 	if err != nil || len(kept) == 0 {
 		t.Fatalf("kept %q, %v", kept, err)
