@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"quarry/internal/testimage"
+	"quarry/store/chunk"
 	"quarry/store/jobs"
 	"quarry/store/registry"
 )
@@ -153,15 +154,21 @@ func TestLayersOfAnIndexGo(t *testing.T) {
 	}
 }
 
-// A store with more images than jobs are remembered of drops the layers of all.
-func TestLayersOfAForgottenJobGo(t *testing.T) {
-	w := newPushWorld(t, false)
+// convertedOne is a world with a converted image of one layer, which goes after an hour.
+func convertedOne(t *testing.T) (w *pushWorld, source chunk.Digest, layer testimage.Descriptor) {
+	w = newPushWorld(t, false)
 	w.retain = retention{drop: true, after: time.Hour}
 	l := testimage.New(t)
-	layer, _ := l.Layer(layerOf("1"))
+	layer, _ = l.Layer(layerOf("1"))
 	l.Tag("one", l.Image(testimage.Image{Layers: []testimage.Layer{layerOf("1")}}))
-	source := w.push(t, l, "one", "one")
+	source = w.push(t, l, "one", "one")
 	w.convertAll(t)
+	return w, source, layer
+}
+
+// A store with more images than jobs are remembered of drops the layers of all.
+func TestLayersOfAForgottenJobGo(t *testing.T) {
+	w, source, layer := convertedOne(t)
 	if err := w.bucket.Delete(t.Context(), jobs.Key(jobs.ID(source, ""))); err != nil {
 		t.Fatal(err)
 	}
@@ -178,13 +185,7 @@ func TestLayersOfAForgottenJobGo(t *testing.T) {
 
 // An image whose name has moved on is timed by who looks.
 func TestLayersOfAnImageWithoutANameGo(t *testing.T) {
-	w := newPushWorld(t, false)
-	w.retain = retention{drop: true, after: time.Hour}
-	l := testimage.New(t)
-	layer, _ := l.Layer(layerOf("1"))
-	l.Tag("one", l.Image(testimage.Image{Layers: []testimage.Layer{layerOf("1")}}))
-	source := w.push(t, l, "one", "one")
-	w.convertAll(t)
+	w, source, layer := convertedOne(t)
 	if err := w.registry.DeleteTag(t.Context(), "t/x", "one"); err != nil {
 		t.Fatal(err)
 	}
