@@ -72,6 +72,7 @@ var arrows = map[string][]string{
 	"converter/tree":  {"rafs", "store", "store/chunk", "store/image"},
 	"worker":          {"nbd/attach", "rafs", "store/chunk", "store/image", "internal/proc", "worker/folder", "worker/reader", "worker/timeline"},
 	"worker/timeline": {},
+	"worker/sandbox":  {"store/chunk"}, // the contract that api/sandboxes and worker/node share
 	"worker/folder":   {"worker/timeline", "rafs", "signer", "store/chunk", "store/image", "internal/durable", "internal/proc"},
 	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "internal/wakeup", "worker/folder", "worker/timeline"},
 
