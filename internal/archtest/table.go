@@ -73,6 +73,8 @@ var arrows = map[string][]string{
 	"worker":          {"nbd/attach", "rafs", "store/chunk", "store/image", "internal/proc", "worker/folder", "worker/reader", "worker/timeline"},
 	"worker/timeline": {},
 	"worker/sandbox":  {"store/chunk"}, // the contract that api/sandboxes and worker/node share
+	"worker/cgroup":   {"internal/proc"},
+	"worker/node":     {"worker", "worker/cgroup", "worker/folder", "worker/sandbox", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
 	"worker/folder":   {"worker/timeline", "rafs", "signer", "store/chunk", "store/image", "internal/durable", "internal/proc"},
 	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "internal/wakeup", "worker/folder", "worker/timeline"},
 
