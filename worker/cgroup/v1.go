@@ -165,6 +165,9 @@ func (g *Group) readV1() (f Figures, err error) {
 		}
 	}
 	f.LimitHits += swap
+	if f.LimitHits == 0 && f.MemoryLimit > 0 && f.MemoryPeak >= f.MemoryLimit {
+		f.LimitHits = 1 // newer kernels do not count it any more
+	}
 	f.CPU = time.Duration(cpu)
 	return f, nil
 }
