@@ -75,6 +75,7 @@ var arrows = map[string][]string{
 	"worker/sandbox":  {"store/chunk"}, // the contract that api/sandboxes and worker/node share
 	"worker/cgroup":   {"internal/proc"},
 	"worker/node":     {"worker", "worker/cgroup", "worker/folder", "worker/sandbox", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
+	"worker/network":  {"worker/sandbox"},
 	"worker/folder":   {"worker/timeline", "rafs", "signer", "store/chunk", "store/image", "internal/durable", "internal/proc"},
 	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "internal/wakeup", "worker/folder", "worker/timeline"},
 
