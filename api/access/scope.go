@@ -22,11 +22,12 @@ const (
 	Pull  Scope = "pull"  // read names, images and chunks
 	Push  Scope = "push"  // store images, move and delete names, add signatures
 	Trace Scope = "trace" // send which chunks a run touched
+	Run   Scope = "run"   // make sandboxes on a worker, use and end them
 	Admin Scope = "admin" // everything, in every repository
 )
 
 // scopes lists those that a token can have, in the order in which they are kept.
-var scopes = []Scope{Pull, Push, Trace, Admin}
+var scopes = []Scope{Pull, Push, Trace, Run, Admin}
 
 // ParseScopes reads a list with commas between, and returns it sorted.
 func ParseScopes(text string) ([]Scope, error) {
@@ -34,7 +35,7 @@ func ParseScopes(text string) ([]Scope, error) {
 	for word := range strings.SplitSeq(text, ",") {
 		s := Scope(strings.TrimSpace(word))
 		if !slices.Contains(scopes, s) {
-			return nil, fmt.Errorf("scope %q: want one or more of pull, push, trace, admin with commas between", word)
+			return nil, fmt.Errorf("scope %q: want one or more of pull, push, trace, run, admin with commas between", word)
 		}
 		out = append(out, s)
 	}

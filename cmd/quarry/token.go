@@ -45,7 +45,8 @@ func newToken() *cobra.Command {
 		Use:   "token",
 		Short: "make, list and remove the tokens that quarry serve asks for",
 		Long: `A token lets whoever has it do what its scopes say: pull (read), push (store images, move and
-delete names), trace (send what a run touched), admin (everything). A server that runs sees
+delete names), trace (send what a run touched), run (make, use and end the sandboxes of a
+worker), admin (everything). A server that runs sees
 a change within a second; read-only nodes are given the same file with --tokens.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: noCommand,
@@ -76,7 +77,7 @@ without it the token is for all repositories. Whoever pushes needs pull,push.`,
 		},
 	}
 	o.file.flags(c)
-	c.Flags().StringVar(&o.scopes, "scope", "", "pull, push, trace, admin, with commas between")
+	c.Flags().StringVar(&o.scopes, "scope", "", "pull, push, trace, run, admin, with commas between")
 	c.Flags().StringArrayVar(&o.repos, "repo", nil, "repository, or the first components of several; may be repeated")
 	c.Flags().DurationVar(&o.expires, "expires", 0, "how long the token is good, such as 720h; 0 is until it is removed")
 	c.Flags().StringVar(&o.label, "label", "", "a remark for token ls")

@@ -31,8 +31,10 @@ type Node interface {
 
 	// Exec starts a command, or finds the one that has its id, and returns its state.
 	Exec(ctx context.Context, id string, e ExecSpec) (ExecState, error)
-	// WaitExec returns when the exec has changed: it is done, or has more than out
-	// and err bytes of output; or, with the state as it is, when ctx ends.
+	// WaitExec returns when the exec has ended, whoever still holds its output open,
+	// or has more than out and err bytes of output; or, with the state as it is and
+	// no error, when ctx ends. What the command wrote before its end is in its output
+	// by then.
 	WaitExec(ctx context.Context, id, exec string, out, err int64) (ExecState, error)
 	Execs(ctx context.Context, id string) ([]ExecState, error)
 	// Output copies what is kept of a stream, stdout or stderr, from an offset on.
