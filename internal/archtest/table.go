@@ -76,8 +76,12 @@ var arrows = map[string][]string{
 	"worker/cgroup":   {"internal/proc"},
 	"worker/node":     {"worker", "worker/cgroup", "worker/folder", "worker/sandbox", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
 	"worker/network":  {"worker/sandbox"},
-	"worker/folder":   {"worker/timeline", "rafs", "signer", "store/chunk", "store/image", "internal/durable", "internal/proc"},
-	"worker/reader":   {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "internal/wakeup", "worker/folder", "worker/timeline"},
+
+	"worker/guest":      {"worker/guest/wire", "worker/sandbox"},
+	"worker/guest/wire": {}, // the helper in the guest links it: it must stay small
+
+	"worker/folder": {"worker/timeline", "rafs", "signer", "store/chunk", "store/image", "internal/durable", "internal/proc"},
+	"worker/reader": {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "internal/wakeup", "worker/folder", "worker/timeline"},
 
 	"api/sandboxes":        {"api/access", "worker/sandbox"},
 	"api/sandboxes/client": {"api/sandboxes", "worker/sandbox"},
@@ -88,6 +92,8 @@ var arrows = map[string][]string{
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/ranges", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",
 		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
+
+	"cmd/quarry-guest": {"worker/guest/wire"}, // starts in a guest for each call: it must stay small
 
 	// What only tests import. None of these names stands in a row above.
 	"internal/archtest":       {},

@@ -1,0 +1,77 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+
+	"quarry/worker/guest/wire"
+	"quarry/worker/sandbox"
+)
+
+// errHelper is an answer that no helper of ours gives: the guest has killed it, or
+// speaks in its place.
+var errHelper = errors.New("the helper in the guest was stopped or answered nonsense")
+
+// broken makes an error of an answer that cannot be.
+func broken(what string) error {
+	return fmt.Errorf("%w: %w: %s", sandbox.ErrFileStuck, errHelper, what)
+}
+
+// refused makes an error of what the helper gave up with.
+func refused(p []byte) error {
+	e, err := wire.DecodeError(p)
+	if err != nil {
+		return broken("an error that cannot be read")
+	}
+	kind, known := kinds[e.Errno]
+	if !known {
+		// Whatever else it is, it is about this file in this guest.
+		kind = sandbox.ErrFilePath
+	}
+	if text, coded := codes[e.Errno]; coded {
+		return fmt.Errorf("%w: %q: %s", kind, e.Message, text)
+	}
+	return fmt.Errorf("%w: %q: %w", kind, e.Message, syscall.Errno(e.Errno))
+}
+
+// kinds says what callers are told of an errno or code of the helper.
+var kinds = map[uint32]error{
+	uint32(syscall.ENOENT):       sandbox.ErrFileNotFound,
+	uint32(syscall.ENOTDIR):      sandbox.ErrFileType,
+	uint32(syscall.EISDIR):       sandbox.ErrFileType,
+	uint32(syscall.ENXIO):        sandbox.ErrFileType,
+	uint32(syscall.ENODEV):       sandbox.ErrFileType,
+	uint32(syscall.ELOOP):        sandbox.ErrFilePath,
+	uint32(syscall.ENAMETOOLONG): sandbox.ErrFilePath,
+	uint32(syscall.EINVAL):       sandbox.ErrFilePath,
+	uint32(syscall.EROFS):        sandbox.ErrFilePath,
+	uint32(syscall.EACCES):       sandbox.ErrFilePath,
+	uint32(syscall.EPERM):        sandbox.ErrFilePath,
+	uint32(syscall.EBUSY):        sandbox.ErrFilePath,
+	uint32(syscall.EEXIST):       sandbox.ErrFileExists,
+	uint32(syscall.ENOTEMPTY):    sandbox.ErrFileExists,
+	uint32(syscall.ENOSPC):       sandbox.ErrDiskFull,
+	uint32(syscall.EDQUOT):       sandbox.ErrDiskFull,
+	uint32(syscall.EFBIG):        sandbox.ErrTooLarge,
+	uint32(syscall.EIO):          sandbox.ErrFileStuck,
+	uint32(syscall.EAGAIN):       sandbox.ErrFileStuck,
+	wire.CodeChanged:             sandbox.ErrFileStuck,
+	wire.CodeType:                sandbox.ErrFileType,
+	wire.CodeMany:                sandbox.ErrTooLarge,
+	wire.CodeDeep:                sandbox.ErrFilePath,
+	wire.CodeEscape:              sandbox.ErrFilePath,
+	wire.CodeSum:                 sandbox.ErrDigest,
+	wire.CodeProtocol:            sandbox.ErrFileStuck,
+}
+
+// codes are the texts of codes that are no errno.
+var codes = map[uint32]string{
+	wire.CodeChanged:  "it changed while it was read",
+	wire.CodeType:     "it is of another type",
+	wire.CodeMany:     "more than is allowed",
+	wire.CodeDeep:     "folders are too deep",
+	wire.CodeEscape:   "a link leads out of the folder",
+	wire.CodeSum:      "other content arrived",
+	wire.CodeProtocol: "the helper did not understand",
+}
