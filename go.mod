@@ -31,6 +31,8 @@ require (
 	golang.org/x/term v0.48.0
 )
 
+require golang.org/x/net v0.59.0 // indirect
+
 require (
 	github.com/DataDog/zstd v1.5.7 // indirect
 	github.com/RaduBerinde/axisds v0.1.0 // indirect

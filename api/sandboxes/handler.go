@@ -71,6 +71,14 @@ func NewHandler(cfg Config) *Handler {
 	return h
 }
 
+// With returns a handler of the same state whose Config change has changed, for a
+// second listener.
+func (h *Handler) With(change func(*Config)) *Handler {
+	other := *h
+	change(&other.cfg)
+	return &other
+}
+
 // Stop ends the streams and waits that would hold up the end of a server.
 func (h *Handler) Stop() { h.stop() }
 

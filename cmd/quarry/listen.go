@@ -27,9 +27,9 @@ type doors struct {
 
 func (o *doors) flags(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "address of the HTTP API; port 0 takes a free one")
+	f.StringVar(&o.listen, "listen", o.listen, "address of the HTTP API; port 0 takes a free one")
 	f.BoolVar(&o.noAuth, "no-auth", false, "serve everyone who can reach the address; loopback only")
-	f.StringVar(&o.tokens, "tokens", "", "tokens file to use instead of DIR/keys/tokens.json; read again when it changes")
+	f.StringVar(&o.tokens, "tokens", "", "tokens file to use instead of the folder's own; read again when it changes")
 	f.StringVar(&o.cert, "tls-cert", "", "serve HTTPS with this certificate chain (PEM); read again when it changes")
 	f.StringVar(&o.key, "tls-key", "", "private key of --tls-cert (PEM)")
 	f.BoolVar(&o.insecureHTTP, "insecure-http", false, "take tokens over plain HTTP on other addresses than loopback, too: something before the server ends TLS")
@@ -78,21 +78,8 @@ func loopbackHost(header string) bool {
 // guard returns who looks at tokens, nil with --no-auth. There must be a token: who
 // starts a server that lets nobody in has forgotten something.
 func (o doors) guard(d dataDir, log *slog.Logger) (*access.Guard, error) {
-	if o.noAuth {
-		return nil, nil
-	}
-	path := o.tokens
-	if path == "" {
-		path = d.tokens()
-	}
-	file := access.Open(path, nil)
-	if err := file.Ready(); errors.Is(err, access.ErrNoTokens) {
-		how := "--data " + string(d)
-		if o.tokens != "" {
-			how = "--tokens " + o.tokens
-		}
-		return nil, fmt.Errorf("%w: make one with: quarry token create %s --scope admin; or pass --no-auth to serve everyone on loopback", err, how)
-	} else if err != nil {
+	file, err := o.tokensFile(d.tokens(), "--data "+string(d), access.Admin)
+	if err != nil || file == nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(d.keys(), 0o700); err != nil {
@@ -103,6 +90,23 @@ func (o doors) guard(d dataDir, log *slog.Logger) (*access.Guard, error) {
 		return nil, err
 	}
 	return access.New(access.Config{Tokens: file, Key: key, TLS: o.cert != "", Log: log}), nil
+}
+
+// tokensFile opens --tokens, or the file at path, which the flag in how makes one in;
+// nil with --no-auth. scope is that of the token that whoever has none needs first.
+func (o doors) tokensFile(path, how string, scope access.Scope) (*access.File, error) {
+	if o.noAuth {
+		return nil, nil
+	}
+	if o.tokens != "" {
+		path, how = o.tokens, "--tokens "+o.tokens
+	}
+	file := access.Open(path, nil)
+	err := file.Ready()
+	if errors.Is(err, access.ErrNoTokens) {
+		err = fmt.Errorf("%w: make one with: quarry token create %s --scope %s; or pass --no-auth to serve everyone on loopback", err, how, scope)
+	}
+	return file, err
 }
 
 // try opens and closes what open will open: a node that stands by for hours is to find

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"syscall"
 	"time"
@@ -53,7 +54,7 @@ type serveOptions struct {
 }
 
 func newServe() *cobra.Command {
-	var o serveOptions
+	o := serveOptions{doors: doors{listen: "127.0.0.1:7070"}}
 	c := &cobra.Command{
 		Use:   "serve --data DIR [--no-auth] [--listen HOST:PORT]",
 		Short: "own a data folder and serve its images and chunks over HTTP",
@@ -261,7 +262,7 @@ func serveAll(ctx context.Context, o serveOptions, own *owner, h *api.Handler, l
 	for l, handler := range listeners {
 		g.Go(func() error {
 			defer cancel()
-			return serveOne(ctx, handler.Listen(l, o.maxConnections), handler)
+			return drainOn(ctx, api.NewServer(handler), handler.Listen(l, o.maxConnections))
 		})
 	}
 	g.Go(func() error {
@@ -278,8 +279,8 @@ func serveAll(ctx context.Context, o serveOptions, own *owner, h *api.Handler, l
 	return g.Wait()
 }
 
-func serveOne(ctx context.Context, l net.Listener, handler *api.Handler) error {
-	srv := api.NewServer(handler)
+// drainOn serves until ctx ends, and then until the requests under way have ended.
+func drainOn(ctx context.Context, srv *http.Server, l net.Listener) error {
 	drained := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)

@@ -42,17 +42,34 @@ type started struct {
 // that are coming when the store can do without a record of the run. Whoever calls it
 // calls end, also when it fails.
 func startImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name string, ahead bool) (*started, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	s := &started{cancel: cancel, handed: make(chan struct{}), coming: make(chan uint32, maxComing)}
 	ref, platform, err := w.wanted(name)
-	var images *folder.Images
-	if err == nil {
-		images, s.stores, err = w.target.images(ctx, wk)
-	}
 	if err != nil {
-		s.nothing()
-		return s, err
+		return notStarted(), err
 	}
+	images, stores, err := w.target.images(ctx, wk)
+	if err != nil {
+		return notStarted(), err
+	}
+	return startFrom(ctx, w, wk, images, stores, wanted{ref, platform}, ahead)
+}
+
+// wanted is an image that is asked for.
+type wanted struct {
+	ref      image.Ref
+	platform image.Platform
+}
+
+// notStarted is what there is of an image when nothing was begun.
+func notStarted() *started {
+	s := &started{cancel: func() {}, handed: make(chan struct{}), coming: make(chan uint32)}
+	s.nothing()
+	return s
+}
+
+// startFrom is startImage from stores that are known, which end closes.
+func startFrom(ctx context.Context, w *workerFlags, wk *worker.Worker, images *folder.Images, stores *client.Stores, want wanted, ahead bool) (*started, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	s := &started{cancel: cancel, stores: stores, handed: make(chan struct{}), coming: make(chan uint32, maxComing)}
 	patience, err := w.reader.readTimeout.duration()
 	if err != nil {
 		s.nothing()
@@ -74,11 +91,11 @@ func startImage(ctx context.Context, w *workerFlags, wk *worker.Worker, name str
 		}()
 	}
 	err = whenReady(fetchCtx, w.wait, func() (err error) {
-		s.Image, err = images.FetchStart(fetchCtx, ref, platform, !w.noTrace, hand)
+		s.Image, err = images.FetchStart(fetchCtx, want.ref, want.platform, !wk.NoTrace, hand)
 		return err
 	})
 	if err = heard(err); err != nil && !handing {
-		if s.Image, err = offline(images, ref, platform, err); err == nil {
+		if s.Image, err = offline(images, want.ref, want.platform, err); err == nil {
 			hand(s.Image.ID, nil)
 		}
 	}

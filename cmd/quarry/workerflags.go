@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -49,12 +50,10 @@ func (w *workerFlags) mountFlags(c *cobra.Command) {
 	c.Flags().StringVar(&w.attach, "attach", def, "how an image becomes a device when it is not mounted yet: "+attach.Modes+" (env QUARRY_ATTACH)")
 }
 
+func defaultWorkerDir() string { return cmp.Or(os.Getenv("QUARRY_WORKER"), "/var/lib/quarry/worker") }
+
 func (w *workerFlags) dirFlag(c *cobra.Command) {
-	def := os.Getenv("QUARRY_WORKER")
-	if def == "" {
-		def = "/var/lib/quarry/worker"
-	}
-	c.Flags().StringVar(&w.dir, "worker-dir", def, "folder of this machine's images and mounts (env QUARRY_WORKER)")
+	c.Flags().StringVar(&w.dir, "worker-dir", defaultWorkerDir(), "folder of this machine's images and mounts (env QUARRY_WORKER)")
 }
 
 func (w *workerFlags) wanted(name string) (ref image.Ref, p image.Platform, err error) {

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"quarry/api/sandboxes/client"
+	"quarry/worker/sandbox"
+)
+
+func newCp() *cobra.Command {
+	var node nodeTarget
+	var exclude []string
+	c := &cobra.Command{
+		Use:   "cp [--exclude PATTERN]… SANDBOX:PATH DEST | SOURCE SANDBOX:PATH",
+		Short: "copy a file or folder out of a sandbox of a worker, or into one",
+		Long: `cp copies a file, or what is in a folder. DEST and SOURCE are on this machine; - is stdin or stdout, as a file.
+Of a folder that comes out of a sandbox, links stay links, and devices and fifos are left out and named.`,
+		Args: exactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := node.dial()
+			if err != nil {
+				return err
+			}
+			from, fromPath, out := sandboxPath(args[0])
+			to, toPath, in := sandboxPath(args[1])
+			switch {
+			case out && !in:
+				return copyOut(c.Context(), cl, from, fromPath, args[1], exclude, c.OutOrStdout(), c.ErrOrStderr())
+			case in && !out:
+				return copyIn(c.Context(), cl, args[0], to, toPath, c.InOrStdin())
+			}
+			return usage(c, errors.New("one of the two is SANDBOX:PATH, and the other is not"))
+		},
+	}
+	node.flags(c)
+	c.Flags().StringArrayVar(&exclude, "exclude", nil, "leave out what this pattern matches; may be repeated")
+	return c
+}
+
+// sandboxPath takes SANDBOX:PATH apart; what has a slash before the colon is a path of
+// this machine.
+func sandboxPath(text string) (id, path string, ok bool) {
+	id, path, ok = strings.Cut(text, ":")
+	return id, path, ok && id != "" && path != "" && !strings.ContainsAny(id, "/.")
+}
+
+func copyOut(ctx context.Context, c *client.Client, id, path, dest string, exclude []string, stdout, stderr io.Writer) error {
+	fi, err := c.StatFile(ctx, id, path)
+	if err != nil {
+		return err
+	}
+	if fi.Type != sandbox.TypeFolder {
+		return copyFileOut(ctx, c, id, path, dest, stdout)
+	}
+	if err := os.MkdirAll(dest, 0o755); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dest)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	r, w := io.Pipe()
+	done := make(chan error, 1)
+	go func() { // ends with the pipe
+		err := c.TarDown(ctx, id, sandbox.TarOptions{Path: path, Exclude: exclude}, w)
+		w.CloseWithError(err)
+		done <- err
+	}()
+	err = unpack(root, r, stderr)
+	r.CloseWithError(err)
+	return errors.Join(err, <-done)
+}
+
+func copyFileOut(ctx context.Context, c *client.Client, id, path, dest string, stdout io.Writer) (err error) {
+	if dest == "-" {
+		_, err := c.ReadFile(ctx, id, path, sandbox.ReadOptions{Length: -1}, stdout)
+		return err
+	}
+	if st, err := os.Stat(dest); err == nil && st.IsDir() {
+		dest = filepath.Join(dest, filepath.Base(path))
+	}
+	f, err := os.CreateTemp(filepath.Dir(dest), ".quarry-cp-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			os.Remove(f.Name())
+		}
+	}()
+	fi, err := c.ReadFile(ctx, id, path, sandbox.ReadOptions{Length: -1}, f)
+	if err == nil {
+		err = f.Chmod(fs.FileMode(fi.Mode & 0o777))
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), dest)
+}
+
+// unpack makes of a sandbox's tar what a folder can hold. The tar is hostile: root
+// keeps all of it inside, and neither owners nor set-id bits come over.
+func unpack(root *os.Root, r io.Reader, stderr io.Writer) error {
+	tr := tar.NewReader(r)
+	for {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			_, err := io.Copy(io.Discard, r) // what follows the end blocks is part of its digest
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		name := filepath.Clean(strings.TrimPrefix(h.Name, "/"))
+		if name == "." {
+			continue
+		}
+		if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			return err
+		}
+		mode := fs.FileMode(h.Mode & 0o777)
+		switch h.Typeflag {
+		case tar.TypeDir:
+			err = root.MkdirAll(name, mode|0o700)
+		case tar.TypeReg:
+			err = unpackFile(root, name, mode, tr)
+		case tar.TypeSymlink:
+			_ = root.Remove(name)
+			err = root.Symlink(h.Linkname, name)
+		case tar.TypeLink:
+			_ = root.Remove(name)
+			err = root.Link(filepath.Clean(strings.TrimPrefix(h.Linkname, "/")), name)
+		default:
+			fmt.Fprintf(stderr, "quarry: %s is left out: it is no file, folder or link\n", oneLine(h.Name))
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", oneLine(h.Name), err)
+		}
+	}
+}
+
+func unpackFile(root *os.Root, name string, mode fs.FileMode, r io.Reader) error {
+	_ = root.Remove(name) // never through a link that was there
+	f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, r)
+	return errors.Join(err, f.Close())
+}
+
+func copyIn(ctx context.Context, c *client.Client, source, id, path string, stdin io.Reader) error {
+	if source == "-" {
+		_, err := c.WriteFile(ctx, id, path, sandbox.WriteOptions{Size: -1}, stdin)
+		return err
+	}
+	st, err := os.Stat(source)
+	if err != nil {
+		return err
+	}
+	if st.IsDir() {
+		return copyFolderIn(ctx, c, source, id, path)
+	}
+	f, err := os.Open(source)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if fi, err := c.StatFile(ctx, id, path); err == nil && fi.Type == sandbox.TypeFolder {
+		path = strings.TrimSuffix(path, "/") + "/" + filepath.Base(source)
+	}
+	mode := uint32(st.Mode().Perm())
+	_, err = c.WriteFile(ctx, id, path, sandbox.WriteOptions{Size: st.Size(), Mode: &mode}, f)
+	return err
+}
+
+func copyFolderIn(ctx context.Context, c *client.Client, source, id, path string) error {
+	r, w := io.Pipe()
+	go func() { // ends with the pipe
+		tw := tar.NewWriter(w)
+		err := tw.AddFS(os.DirFS(source))
+		w.CloseWithError(errors.Join(err, tw.Close()))
+	}()
+	err := c.TarUp(ctx, id, path, r)
+	r.CloseWithError(err)
+	return err
+}
