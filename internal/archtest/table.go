@@ -74,8 +74,12 @@ var arrows = map[string][]string{
 	"worker/timeline": {},
 	"worker/sandbox":  {"store/chunk"}, // the contract that api/sandboxes and worker/node share
 	"worker/cgroup":   {"internal/proc"},
-	"worker/node":     {"worker", "worker/cgroup", "worker/folder", "worker/sandbox", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
+	"worker/node":     {"worker", "worker/holder", "worker/sentry", "worker/cgroup", "worker/folder", "worker/sandbox", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
 	"worker/network":  {"worker/sandbox"},
+
+	"worker/sentry":            {},
+	"worker/sentry/sentrytest": {"internal/need"},                                          // only tests import it
+	"worker/holder":            {"worker/sandbox", "worker/sentry", "internal/strictjson"}, // the shim links it: it must stay small
 
 	"worker/guest":      {"worker/guest/wire", "worker/sandbox"},
 	"worker/guest/wire": {}, // the helper in the guest links it: it must stay small
@@ -93,6 +97,8 @@ var arrows = map[string][]string{
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/ranges", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",
 		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "api/sandboxes", "api/sandboxes/client", "api/sandboxes/page", "worker/node", "worker/sandbox", "worker/network", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach"},
+		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
+	"cmd/quarry-shim": {"nbd", "nbd/attach", "worker/holder"},
 
 	"cmd/quarry-guest": {"worker/guest/wire"}, // starts in a guest for each call: it must stay small
 

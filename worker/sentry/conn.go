@@ -1,0 +1,212 @@
+package sentry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxReply bounds an answer of the Sentry, which is not trusted. A list of 10,000
+	// processes is 2 MiB.
+	maxReply = 8 << 20
+	// maxFiles bounds the descriptors of one answer; the Sentry itself takes 128.
+	maxFiles = 8
+	// maxSent is how many descriptors the Sentry takes with one call.
+	maxSent = 128
+	// maxMessage bounds the text of an error that is passed on.
+	maxMessage = 4 << 10
+)
+
+// conn is one connection; it carries one call at a time.
+type conn struct{ c *net.UnixConn }
+
+// dial connects to a socket whose path may be longer than an address can be.
+func dial(ctx context.Context, path string) (*conn, error) {
+	name, done, err := shortName(path)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", name)
+	if err != nil {
+		return nil, err
+	}
+	return &conn{c.(*net.UnixConn)}, nil
+}
+
+// maxSocketPath is what sun_path holds, without the NUL.
+const maxSocketPath = 107
+
+// shortName returns a name of the socket that an address has room for.
+func shortName(path string) (name string, done func(), err error) {
+	if len(path) <= maxSocketPath {
+		return path, func() {}, nil
+	}
+	f, err := os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d", f.Fd()), func() { f.Close() }, nil
+}
+
+type request struct {
+	Method string `json:"method"`
+	Arg    any    `json:"arg"`
+}
+
+type reply struct {
+	Success bool            `json:"success"`
+	Err     string          `json:"err"`
+	Result  json.RawMessage `json:"result"`
+}
+
+// call sends one request with descriptors and reads its answer into result, which
+// may be nil. The end of ctx ends the wait; the connection cannot be used again
+// after any error that is not a RemoteError.
+func (c *conn) call(ctx context.Context, method string, arg, result any, send []*os.File) ([]*os.File, error) {
+	b, err := json.Marshal(request{method, arg})
+	if err != nil {
+		return nil, err
+	}
+	deadline, _ := ctx.Deadline() // the zero time is none
+	if err := c.c.SetDeadline(deadline); err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := c.write(b, send); err != nil {
+		return nil, orDone(ctx, err)
+	}
+	r, files, err := c.read()
+	if err == nil {
+		err = decode(method, r, result)
+	}
+	if err != nil {
+		closeAll(files)
+		return nil, orDone(ctx, err)
+	}
+	return files, nil
+}
+
+func decode(method string, r reply, result any) error {
+	if !r.Success {
+		return &RemoteError{Method: method, Message: r.Err[:min(len(r.Err), maxMessage)]}
+	}
+	if result == nil {
+		return nil
+	}
+	if err := json.Unmarshal(r.Result, result); err != nil {
+		return fmt.Errorf("%w: %w", errAnswer, err)
+	}
+	return nil
+}
+
+// errAnswer says that the Sentry's answer was not one.
+var errAnswer = errors.New("not an answer")
+
+// orDone puts the reason why ctx ended in the place of what that caused.
+func orDone(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) { // the connection's timer was first
+		return context.DeadlineExceeded
+	}
+	return err
+}
+
+// write sends the request. Its descriptors go with the first byte.
+func (c *conn) write(b []byte, send []*os.File) error {
+	var oob []byte
+	if len(send) > 0 {
+		fds := make([]int, 0, len(send))
+		for _, f := range send {
+			// Not Fd, which would make the file's reads and writes block.
+			raw, err := f.SyscallConn()
+			if err != nil {
+				return err
+			}
+			// The number stays valid: the caller keeps the file open during the call.
+			if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
+				return err
+			}
+		}
+		oob = unix.UnixRights(fds...)
+	}
+	n, _, err := c.c.WriteMsgUnix(b, oob, nil)
+	for err == nil && n < len(b) {
+		var more int
+		more, err = c.c.Write(b[n:])
+		n += more
+	}
+	return err
+}
+
+// read reads one answer. Its descriptors come with the first byte.
+func (c *conn) read() (r reply, files []*os.File, err error) {
+	first, oob := make([]byte, 512), make([]byte, unix.CmsgSpace(4*maxFiles))
+	n, oobn, flags, _, err := c.c.ReadMsgUnix(first, oob)
+	if err != nil {
+		return r, nil, err
+	}
+	files, err = receive(oob[:oobn])
+	if err != nil {
+		return r, files, err
+	}
+	if flags&unix.MSG_CTRUNC != 0 {
+		return r, files, fmt.Errorf("%w: more than %d descriptors", errAnswer, maxFiles)
+	}
+	if n == 0 {
+		return r, files, io.EOF
+	}
+	limited := io.LimitedReader{R: c.c, N: maxReply - int64(n)}
+	dec := json.NewDecoder(io.MultiReader(bytes.NewReader(first[:n]), &limited))
+	if err := dec.Decode(&r); err != nil {
+		if limited.N <= 0 {
+			err = fmt.Errorf("%w: it has more than %d bytes", errAnswer, maxReply)
+		}
+		return r, files, err
+	}
+	if rest, _ := io.ReadAll(dec.Buffered()); len(rest) > 0 {
+		return r, files, fmt.Errorf("%w: %d bytes follow it", errAnswer, len(rest))
+	}
+	return r, files, nil
+}
+
+// receive takes the descriptors of a control message.
+func receive(oob []byte) (files []*os.File, err error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	for i := range msgs {
+		fds, err := unix.ParseUnixRights(&msgs[i])
+		if err != nil {
+			return files, err
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "sentry"))
+		}
+	}
+	return files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}

@@ -1,0 +1,169 @@
+// Package sentrytest makes what tests of sandboxes need: a small root file system
+// and a sandbox that runs in it, by the real runsc.
+package sentrytest
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"quarry/internal/need"
+)
+
+// Root makes a root file system with busybox and the usual folders. It needs root
+// rights and Debian's busybox-static.
+func Root(t testing.TB) string {
+	t.Helper()
+	need.Root(t)
+	busybox := need.Tool(t, "busybox")
+	root := filepath.Join(need.ShortDir(t), "root")
+	for _, dir := range []string{"bin", "dev", "etc", "proc", "root", "sys", "tmp", "var"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := os.ReadFile(busybox)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(root, "bin/busybox"), b, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := exec.Command(busybox, "--list").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.FieldsSeq(string(list)) {
+		if err := os.Symlink("busybox", filepath.Join(root, "bin", name)); err != nil && !errors.Is(err, os.ErrExist) {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// Bundle writes config.json into dir: a root process that runs argv in root.
+func Bundle(t testing.TB, dir, root string, argv ...string) {
+	t.Helper()
+	caps := []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"}
+	spec := specs.Spec{
+		Version:  specs.Version,
+		Hostname: "sandbox",
+		Process: &specs.Process{
+			Args: argv, Env: []string{"PATH=/bin", "HOME=/root"}, Cwd: "/",
+			Capabilities: &specs.LinuxCapabilities{Bounding: caps, Permitted: caps, Effective: caps},
+		},
+		Root: &specs.Root{Path: root},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
+			{Destination: "/dev/pts", Type: "devpts", Source: "devpts"},
+			{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs"},
+		},
+		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
+			{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+			{Type: specs.MountNamespace}, {Type: specs.NetworkNamespace},
+		}},
+	}
+	b, err := json.Marshal(spec)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "config.json"), b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Runsc returns the program and the global flags of a sandbox in dir that needs
+// neither cgroups nor a network.
+func Runsc(t testing.TB, dir string) []string {
+	t.Helper()
+	upper := filepath.Join(dir, "upper")
+	if err := os.MkdirAll(upper, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return []string{
+		need.Tool(t, "runsc"), "--platform", "systrap", "--network", "none", "--ignore-cgroups", "--host-uds", "none", "--allow-suid",
+		"--overlay2", "root:dir=" + upper,
+	}
+}
+
+// Sandbox is one that runs.
+type Sandbox struct {
+	Socket string // the control socket
+	ID     string // of the container
+	PID    int    // of the Sentry
+}
+
+// Start starts a sandbox whose first process sleeps, and ends it with the test.
+func Start(t testing.TB) Sandbox {
+	t.Helper()
+	dir := need.ShortDir(t)
+	Bundle(t, dir, Root(t), "sleep", "1000000")
+	state, pidFile := filepath.Join(dir, "runsc"), filepath.Join(dir, "pid")
+	log := filepath.Join(dir, "runsc.log")
+	// Its streams stay with the Sentry: a pipe of the test would not end with runsc.
+	argv := append(Runsc(t, dir), "--root", state, "--log", log, "run", "--detach", "--pid-file", pidFile, "--bundle", dir, "test")
+	cmd := exec.Command(argv[0], argv[1:]...)
+	if err := cmd.Run(); err != nil {
+		said, _ := os.ReadFile(log)
+		t.Fatalf("runsc: %v: %s", err, said)
+	}
+	t.Cleanup(func() { end(t, dir) })
+	raw, err := os.ReadFile(pidFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Sandbox{Socket: filepath.Join(state, "runsc-test.sock"), ID: "test", PID: pid}
+}
+
+// end kills every process that has the folder in its arguments, which is the
+// test's own, and waits for them.
+func end(t testing.TB, dir string) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		pids := Processes(t, dir)
+		if len(pids) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("processes %v of %s do not end", pids, dir)
+			return
+		}
+		for _, pid := range pids {
+			unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+}
+
+// Processes lists those of this machine, zombies not among them, with dir in
+// their arguments.
+func Processes(t testing.TB, dir string) (pids []int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if args, err := os.ReadFile("/proc/" + e.Name() + "/cmdline"); err == nil && strings.Contains(string(args), dir+"/") {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
