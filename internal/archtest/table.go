@@ -96,8 +96,6 @@ var arrows = map[string][]string{
 	// Programs.
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/ranges", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",
 		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "api/sandboxes", "api/sandboxes/client", "api/sandboxes/page", "worker/node", "worker/sandbox", "worker/network", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
-	"cmd/quarry-shim": {"nbd", "nbd/attach"},
-		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach", "worker/holder"},
 
 	"cmd/quarry-guest": {"worker/guest/wire"}, // starts in a guest for each call: it must stay small
