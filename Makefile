@@ -110,13 +110,17 @@ long: setup build images
 golden:
 	go test $$(grep -rl '"update"' --include='*_test.go' . | xargs -n1 dirname | sort -u) -update
 
-build: $(BIN)/quarry $(BIN)/quarry-shim
+build: $(BIN)/quarry $(BIN)/quarry-shim $(BIN)/quarry-guest
 
 $(BIN)/quarry: $(SOURCES)
 	go build -o $@ -ldflags '-X main.version=$(VERSION)' ./cmd/quarry
 
 $(BIN)/quarry-shim: $(SOURCES)
 	go build -o $@ ./cmd/quarry-shim
+
+# Runs in guests: static, and small.
+$(BIN)/quarry-guest: $(SOURCES)
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ ./cmd/quarry-guest
 
 setup: $(CACHE)/packages $(BIN)/runsc $(BIN)/versitygw $(BIN)/conformance $(BIN)/crane $(BIN)/regctl $(BIN)/registry
 	@go mod download

@@ -38,7 +38,7 @@ func runTests(m *testing.M) int {
 			panic(err)
 		}
 		defer os.RemoveAll(dir)
-		for _, prog := range []string{"quarry", "quarry-shim"} {
+		for _, prog := range []string{"quarry", "quarry-shim", "quarry-guest"} {
 			cmd := exec.Command("go", "build", "-o", filepath.Join(dir, prog), "quarry/cmd/"+prog)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				panic(fmt.Sprintf("build %s: %v: %s", prog, err, out))
@@ -121,7 +121,7 @@ func setup(e *testscript.Env) error {
 	if err := os.MkdirAll(e.Getenv("NORUNSC"), 0o755); err != nil {
 		return err
 	}
-	for _, name := range []string{"quarry", "quarry-shim"} {
+	for _, name := range []string{"quarry", "quarry-shim", "quarry-guest"} {
 		if err := os.Symlink(filepath.Join(os.Getenv("QUARRY_BIN"), name), filepath.Join(e.Getenv("NORUNSC"), name)); err != nil {
 			return err
 		}

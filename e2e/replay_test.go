@@ -33,7 +33,7 @@ func newMachine(t *testing.T) *machine {
 	need.Tool(t, "umoci")
 	m := &machine{t: t, base: need.ShortDir(t)}
 	t.Cleanup(m.end)
-	for _, prog := range []string{"quarry", "quarry-shim"} {
+	for _, prog := range []string{"quarry", "quarry-shim", "quarry-guest"} {
 		m.install(prog)
 	}
 	return m

@@ -39,7 +39,7 @@ func runTests(m *testing.M) int {
 			panic(err)
 		}
 		defer os.RemoveAll(dir)
-		cmd := exec.Command("go", "build", "-o", dir+"/", "quarry/cmd/quarry", "quarry/cmd/quarry-shim")
+		cmd := exec.Command("go", "build", "-o", dir+"/", "quarry/cmd/quarry", "quarry/cmd/quarry-shim", "quarry/cmd/quarry-guest")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			panic(fmt.Sprintf("build the programs: %v: %s", err, out))
@@ -205,7 +205,7 @@ func newShare(t *testing.T) share {
 	t.Cleanup(func() { check(t, l.Close()) })
 	s := share{lab: l, dir: l.Path("share")}
 	check(t, os.MkdirAll(filepath.Join(s.dir, "bin"), 0o755))
-	for _, program := range []string{"quarry", "quarry-shim", "runsc"} {
+	for _, program := range []string{"quarry", "quarry-shim", "quarry-guest", "runsc"} {
 		copyFile(t, need.Tool(t, program), filepath.Join(s.dir, "bin", program))
 	}
 	return s
