@@ -27,7 +27,7 @@ REGCTL := github.com/regclient/regclient/cmd/regctl@v0.11.7
 DISTRIBUTION := github.com/distribution/distribution/v3/cmd/registry@v3.1.2
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps \
-	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap fio python3-libnbd nginx-light buildah chromium fonts-dejavu-core
+	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap fio python3-libnbd python3-requests nginx-light buildah chromium fonts-dejavu-core
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 SOURCES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cache/*') go.mod go.sum
 

@@ -1,0 +1,124 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"quarry/internal/need"
+)
+
+// workerRig is a data folder with an image and a worker that serves it.
+type workerRig struct {
+	*machine
+	url    string
+	token  string // of scopes run and admin
+	worker *exec.Cmd
+}
+
+// newWorkerRig converts an image of QUARRY_IMAGES and starts a worker.
+func newWorkerRig(t *testing.T, image string, flags ...string) *workerRig {
+	t.Helper()
+	need.Tool(t, "runsc")
+	r := &workerRig{machine: newMachine(t)}
+	layout := filepath.Join(os.Getenv("QUARRY_IMAGES"), image)
+	if _, err := os.Stat(filepath.Join(layout, "index.json")); err != nil {
+		need.Missing(t, "QUARRY_IMAGES with "+image)
+	}
+	r.quarry("convert", "oci:"+layout, "--data", r.path("d"), "--name", "t/task")
+	r.token = strings.TrimSpace(r.quarry("token", "create", "--tokens", r.path("tokens.json"), "--scope", "run,admin"))
+	r.startWorker(flags...)
+	return r
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// quarry runs a command of the machine's own program and returns what it prints.
+func (r *workerRig) quarry(args ...string) string {
+	r.t.Helper()
+	var stderr bytes.Buffer
+	cmd := exec.Command(r.path("bin", "quarry"), args...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		r.t.Fatalf("quarry %s: %v: %s", strings.Join(args, " "), err, stderr.String())
+	}
+	return string(out)
+}
+
+// startWorker starts a worker of the machine's folder and waits until it serves.
+func (r *workerRig) startWorker(flags ...string) {
+	r.t.Helper()
+	log, err := os.OpenFile(r.path("worker.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer log.Close()
+	args := append([]string{"worker", "--worker-dir", r.path("w"), "--data", r.path("d"), "--listen", "127.0.0.1:0", "--tokens", r.path("tokens.json")}, flags...)
+	r.worker = exec.Command(r.path("bin", "quarry"), args...)
+	r.worker.Stderr = log
+	out, err := r.worker.StdoutPipe()
+	if err == nil {
+		err = r.worker.Start()
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(r.endWorker)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	url, ok := strings.CutPrefix(strings.TrimSpace(line), "listening on ")
+	if err != nil || !ok {
+		raw, _ := os.ReadFile(r.path("worker.log"))
+		r.t.Fatalf("the worker says %q (%v): %s", line, err, raw)
+	}
+	r.url = url
+}
+
+// endWorker ends sandboxes and worker, so that nothing of them is left.
+func (r *workerRig) endWorker() {
+	if r.worker == nil || r.worker.ProcessState != nil {
+		return
+	}
+	out, _ := exec.Command(r.path("bin", "quarry"), "ps", "--worker-dir", r.path("w")).Output()
+	for line := range strings.Lines(string(out)) {
+		if id, _, ok := strings.Cut(line, " "); ok && id != "SANDBOX" {
+			_ = exec.Command(r.path("bin", "quarry"), "rm", "--worker-dir", r.path("w"), id).Run()
+		}
+	}
+	_ = r.worker.Process.Signal(syscall.SIGTERM)
+	_ = r.worker.Wait()
+}
+
+func TestAnAgentsLoopInPython(t *testing.T) {
+	python := need.Tool(t, "python3")
+	if err := exec.Command(python, "-c", "import requests").Run(); err != nil {
+		need.Missing(t, "python3-requests")
+	}
+	tests := t.TempDir()
+	private := filepath.Join(tests, "stats")
+	check(t, os.MkdirAll(private, 0o755))
+	check(t, os.WriteFile(filepath.Join(private, "test_private.py"), []byte("from stats import mean\n\ndef test_one():\n    assert mean([4]) == 4\n\ndef test_two():\n    assert mean([1, 2]) == 1.5\n"), 0o644))
+	r := newWorkerRig(t, "cold", "--share", "tests="+tests)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, python, filepath.Join("testdata", "agent.py"), r.url, r.token, "t/task")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "reward 1\n") {
+		raw, _ := os.ReadFile(r.path("worker.log"))
+		t.Fatalf("%v: %s\nworker: %s", errors.Join(err, ctx.Err()), out, raw)
+	}
+	t.Logf("%s", out)
+}
