@@ -120,33 +120,32 @@ func (c *call) end() {
 // errGone is a helper that does not read any more. Why it says in its last frame.
 var errGone = errors.New("the helper does not read")
 
-// guard bounds one read or write of a pipe: by the idle time and by the caller's context.
-func (c *call) guard(set func(time.Time) error, do func() (int, error)) (int, error) {
-	deadline := time.Now().Add(c.idle)
-	if err := set(deadline); err != nil {
+// guard bounds one read or write of a pipe: by an idle time and by the caller's context.
+func guard(ctx context.Context, idle time.Duration, set func(time.Time) error, do func() (int, error)) (int, error) {
+	if err := set(time.Now().Add(idle)); err != nil {
 		return 0, err
 	}
-	stop := context.AfterFunc(c.ctx, func() { _ = set(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = set(time.Unix(1, 0)) })
 	n, err := do()
 	stop()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		if cerr := c.ctx.Err(); cerr != nil {
+		if cerr := ctx.Err(); cerr != nil {
 			return n, cerr
 		}
-		return n, fmt.Errorf("%w: nothing came of it for %v", sandbox.ErrFileStuck, c.idle)
+		return n, fmt.Errorf("%w: nothing came of it for %v", sandbox.ErrFileStuck, idle)
 	}
 	return n, err
 }
 
 // Read reads what the helper answers, for package wire.
 func (c *call) Read(p []byte) (int, error) {
-	return c.guard(c.out.SetReadDeadline, func() (int, error) { return c.out.Read(p) })
+	return guard(c.ctx, c.idle, c.out.SetReadDeadline, func() (int, error) { return c.out.Read(p) })
 }
 
 // send sends a frame.
 func (c *call) send(k wire.Kind, payload []byte) error {
 	c.buf = wire.AppendFrame(c.buf[:0], k, payload)
-	_, err := c.guard(c.in.SetWriteDeadline, func() (int, error) { return c.in.Write(c.buf) })
+	_, err := guard(c.ctx, c.idle, c.in.SetWriteDeadline, func() (int, error) { return c.in.Write(c.buf) })
 	if errors.Is(err, unix.EPIPE) || errors.Is(err, os.ErrClosed) {
 		return errGone
 	}

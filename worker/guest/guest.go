@@ -31,9 +31,10 @@ type Runner interface {
 	// over and closes none. When ctx ends it kills the helper and returns.
 	Run(ctx context.Context, argv []string, stdin, stdout, stderr *os.File) (exit int, err error)
 	// Cat copies a file to out without a process of the guest: the control RPC
-	// Fs.Cat. It also works while the guest is paused. It returns when ctx ends,
-	// whatever becomes of the RPC. The path is absolute and UTF-8. What the Sentry
-	// answered is in the text of the error.
+	// Fs.Cat. It also works while the guest is paused. It has no time of its own and
+	// returns when the RPC does, the sandbox has ended, or ctx ends, whatever becomes
+	// of the RPC then. The path is absolute and UTF-8. What the Sentry answered is at
+	// the end of the error's text.
 	Cat(ctx context.Context, path string, out *os.File) error
 }
 
@@ -51,11 +52,12 @@ type Owner struct{ UID, GID uint32 }
 
 // Limits bound what a guest can make the host do. Zero fields are the defaults.
 type Limits struct {
-	Entries int64         // files of a list, or of a tar; 200 000
-	Bytes   int64         // content of a read or of a tar; 64 GiB
-	Idle    time.Duration // how long the guest may give no byte and take none; 30 s
-	Paused  time.Duration // the same of a read of a paused guest; 2 s
-	Stuck   int           // reads of a paused guest that never came back, until no more is tried; 4
+	Entries     int64         // files of a list, or of a tar; 200 000
+	Bytes       int64         // content of a read or of a tar; 64 GiB
+	Idle        time.Duration // how long the guest may give no byte and take none; 30 s
+	Paused      time.Duration // the same of a read of a paused guest; 2 s
+	PausedBytes int64         // content of a read of a paused guest; 1 GiB
+	Stuck       int           // reads of a paused guest at once, with those that never came back; 8
 }
 
 // Config says whose files they are.
@@ -71,13 +73,17 @@ type Config struct {
 // Files are the files of one guest. Its methods may be called at once from any number
 // of goroutines. Errors are those of package sandbox, wrapped. All but ReadPaused
 // need a guest that is not paused: in a paused one the helper does not run, and they
-// end with sandbox.ErrFileStuck after Limits.Idle.
+// end with sandbox.ErrFileStuck after Limits.Idle. Close them with the sandbox.
 type Files struct {
-	c  Config
-	mu sync.Mutex // guards stuck
-	// stuck counts reads by Cat whose RPC did not come back: each holds a
-	// goroutine of the Sentry until something is written into the fifo that it opened.
-	stuck int
+	c    Config
+	life context.Context // of reads by Cat, until Close
+	end  context.CancelFunc
+	cats sync.WaitGroup // reads by Cat under way
+	mu   sync.Mutex     // guards what follows
+	// reading counts them. One that opened a fifo holds a goroutine of the Sentry
+	// until something is written into that.
+	reading int
+	closed  bool
 }
 
 // New returns the files of a guest.
@@ -95,8 +101,11 @@ func New(c Config) *Files {
 	if l.Paused == 0 {
 		l.Paused = 2 * time.Second
 	}
+	if l.PausedBytes == 0 {
+		l.PausedBytes = 1 << 30
+	}
 	if l.Stuck == 0 {
-		l.Stuck = 4
+		l.Stuck = 8
 	}
 	if c.WorkDir == "" {
 		c.WorkDir = "/"
@@ -104,7 +113,9 @@ func New(c Config) *Files {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Files{c: c}
+	f := &Files{c: c}
+	f.life, f.end = context.WithCancel(context.Background())
+	return f
 }
 
 // resolve makes a path absolute. It does not clean it: what ".." after a link means

@@ -1,0 +1,212 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"quarry/worker/sandbox"
+)
+
+// wholeMax is up to what size a file of a paused guest is read before its first byte
+// is passed on, so that its size is known then.
+const wholeMax = 1 << 20
+
+// ReadPaused is Read without a process of the guest, which may be paused. Of what it
+// reads it knows neither mode nor owner nor time, and the Size is -1 where it is more
+// than 1 MiB. A path must be UTF-8 and its last element no symlink, since the Sentry
+// follows none there. What is not a regular file shows by what comes of it: a fifo
+// nothing, which is sandbox.ErrFileStuck after Limits.Paused, and an endless device
+// too much, which is sandbox.ErrTooLarge.
+func (f *Files) ReadPaused(ctx context.Context, name string, o sandbox.ReadOptions, begin func(sandbox.FileInfo) error, w io.Writer) error {
+	p, err := f.resolve(name)
+	if err != nil {
+		return err
+	}
+	if !utf8.ValidString(p) {
+		return fmt.Errorf("%w: %q is not UTF-8: it cannot be read while the sandbox is paused", sandbox.ErrFilePath, p)
+	}
+	if o.Offset < 0 || o.Length < -1 {
+		return fmt.Errorf("%w: offset %d and length %d", sandbox.ErrInvalid, o.Offset, o.Length)
+	}
+	if c := path.Clean(p); c == "/dev" || strings.HasPrefix(c, "/dev/") {
+		return fmt.Errorf("%w: %q is a device", sandbox.ErrFileType, p)
+	}
+	k, err := f.cat(p)
+	if err != nil {
+		return err
+	}
+	defer k.out.Close()
+	r := &catReader{ctx: ctx, k: k, idle: f.c.Limits.Paused, left: f.c.Limits.PausedBytes}
+	whole := make([]byte, 0, 4096)
+	for len(whole) <= wholeMax && err == nil {
+		if len(whole) == cap(whole) {
+			whole = append(whole, 0)[:len(whole)]
+		}
+		var n int
+		n, err = r.Read(whole[len(whole):cap(whole)])
+		whole = whole[:len(whole)+n]
+	}
+	info := sandbox.FileInfo{Path: p, Type: sandbox.TypeFile, Size: -1}
+	switch {
+	case err == io.EOF:
+		info.Size = int64(len(whole))
+	case err != nil:
+		return err
+	}
+	if err := begin(info); err != nil {
+		return err
+	}
+	pw := &partWriter{w: w, skip: o.Offset, left: o.Length}
+	ended := err == io.EOF
+	if _, err = pw.Write(whole); err == nil && !ended {
+		_, err = io.Copy(pw, r)
+	}
+	if errors.Is(err, errEnough) {
+		return nil
+	}
+	return err
+}
+
+// errEnough says that the part that was asked for is written.
+var errEnough = errors.New("enough")
+
+// partWriter passes on a part of what is written to it.
+type partWriter struct {
+	w    io.Writer
+	skip int64
+	left int64 // -1 is all
+}
+
+func (p *partWriter) Write(b []byte) (int, error) {
+	n := len(b)
+	if p.left == 0 && n > 0 {
+		return 0, errEnough
+	}
+	if p.skip >= int64(n) {
+		p.skip -= int64(n)
+		return n, nil
+	}
+	b = b[p.skip:]
+	p.skip = 0
+	if p.left >= 0 {
+		b = b[:min(int64(len(b)), p.left)]
+		p.left -= int64(len(b))
+	}
+	if _, err := p.w.Write(b); err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// reading is one Cat. It ends with its RPC, which may be never: then it counts as
+// stuck until it does.
+type reading struct {
+	out  *os.File
+	done chan struct{} // closed when the RPC has come back; then err is set
+	err  error
+}
+
+// cat begins to read a file.
+func (f *Files) cat(p string) (*reading, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil, os.ErrClosed
+	}
+	if f.reading >= f.c.Limits.Stuck {
+		return nil, fmt.Errorf("%w: %d reads of this sandbox have not come back", sandbox.ErrFileStuck, f.reading)
+	}
+	out, in, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("pipe of a read: %w", err)
+	}
+	grow(out)
+	f.reading++
+	f.cats.Add(1)
+	k := &reading{out: out, done: make(chan struct{})}
+	// It ends with the RPC, when the sandbox has ended, or with Close.
+	go func() {
+		defer f.cats.Done()
+		k.err = f.c.Runner.Cat(f.life, p, in)
+		in.Close()
+		f.mu.Lock()
+		f.reading--
+		f.mu.Unlock()
+		close(k.done)
+	}()
+	return k, nil
+}
+
+// Close ends the reads of a paused guest that are under way. No other may begin.
+func (f *Files) Close() {
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	f.end()
+	f.cats.Wait()
+}
+
+// catReader reads what a Cat gives, with a bound and a time for each read. Its end is
+// io.EOF only when the RPC has said that the file was read to its end.
+type catReader struct {
+	ctx  context.Context
+	k    *reading
+	idle time.Duration
+	left int64
+}
+
+func (r *catReader) Read(p []byte) (int, error) {
+	n, err := guard(r.ctx, r.idle, r.k.out.SetReadDeadline, func() (int, error) { return r.k.out.Read(p) })
+	if r.left -= int64(n); r.left < 0 {
+		return 0, fmt.Errorf("%w: more came than is read of a paused sandbox", sandbox.ErrTooLarge)
+	}
+	if err != io.EOF {
+		return n, err
+	}
+	select {
+	case <-r.k.done:
+	case <-r.ctx.Done():
+		return n, r.ctx.Err()
+	}
+	if r.k.err != nil {
+		return n, said(r.k.err)
+	}
+	return n, io.EOF
+}
+
+// said makes an error of what the Sentry answered to a Cat. There is only its text,
+// which ends with that of an errno.
+func said(err error) error {
+	text := err.Error()
+	for _, s := range sentences {
+		if strings.HasSuffix(text, s.end) {
+			return fmt.Errorf("%w: %w", s.kind, err)
+		}
+	}
+	return fmt.Errorf("read of a paused sandbox: %w", err)
+}
+
+var sentences = []struct {
+	end  string
+	kind error
+}{
+	{"no such file or directory", sandbox.ErrFileNotFound},
+	{"is a directory", sandbox.ErrFileType},
+	{"not a directory", sandbox.ErrFileType},
+	{"no such device or address", sandbox.ErrFileType},
+	{"no such device", sandbox.ErrFileType},
+	{"file descriptor in bad state", sandbox.ErrFileType},
+	{"invalid argument", sandbox.ErrFileType},
+	{"operation not permitted", sandbox.ErrFileType},
+	{"permission denied", sandbox.ErrFilePath},
+	{"too many symbolic links encountered", sandbox.ErrFilePath},
+	{"file name too long", sandbox.ErrFilePath},
+	{"I/O error", sandbox.ErrFileStuck},
+}
