@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"quarry/api/sandboxes"
+	"quarry/api/sandboxes/client"
 	"quarry/internal/need"
+	"quarry/worker/sandbox"
 )
 
 // workerRig is a data folder with an image and a worker that serves it.
@@ -67,7 +72,7 @@ func (r *workerRig) startWorker(flags ...string) {
 		r.t.Fatal(err)
 	}
 	defer log.Close()
-	args := append([]string{"worker", "--worker-dir", r.path("w"), "--data", r.path("d"), "--listen", "127.0.0.1:0", "--tokens", r.path("tokens.json")}, flags...)
+	args := append([]string{"worker", "--worker-dir", r.path("w"), "--data", r.path("d"), "--listen", "127.0.0.1:0", "--tokens", r.path("tokens.json"), "--cgroup", "/" + r.group()}, flags...)
 	r.worker = exec.Command(r.path("bin", "quarry"), args...)
 	r.worker.Stderr = log
 	out, err := r.worker.StdoutPipe()
@@ -86,6 +91,80 @@ func (r *workerRig) startWorker(flags ...string) {
 	}
 	r.url = url
 }
+
+// client returns a client of the worker with all rights.
+func (r *workerRig) client() *client.Client {
+	r.t.Helper()
+	c, err := client.New(client.Config{URL: r.url, Token: r.token})
+	check(r.t, err)
+	return c
+}
+
+// killWorker ends the worker as a crash does, and waits for its end.
+func (r *workerRig) killWorker() {
+	r.t.Helper()
+	check(r.t, r.worker.Process.Kill())
+	_ = r.worker.Wait()
+}
+
+// run runs a command in a sandbox and returns its exit code and output.
+func run(ctx context.Context, c *client.Client, id string, e sandbox.ExecSpec) (int, string, error) {
+	if e.ID == "" {
+		e.ID = strings.ToLower(rand.Text())
+	}
+	a, err := c.Exec(ctx, id, sandboxes.ExecRequest{ExecSpec: e})
+	if err != nil {
+		return 0, "", err
+	}
+	if a.ExitCode == nil {
+		return 0, "", fmt.Errorf("exec %s has no exit code: %s %s", e.ID, a.Reason, a.Message)
+	}
+	return *a.ExitCode, string(a.Out) + string(a.Err), nil
+}
+
+// nothingLeftOf waits until no process, mount, control group or folder of a sandbox is
+// left of the machine's worker.
+func (r *workerRig) nothingLeftOf() {
+	r.t.Helper()
+	var left []string
+	for range 400 {
+		if left = r.sandboxesLeft(); len(left) == 0 {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	r.t.Errorf("left: %s", strings.Join(left, "; "))
+}
+
+func (r *workerRig) sandboxesLeft() []string {
+	var left []string
+	folders, _ := filepath.Glob(r.path("w", "node", "*"))
+	for _, f := range folders {
+		if st, err := os.Stat(f); err == nil && st.IsDir() {
+			left = append(left, "folder "+f)
+		}
+	}
+	for _, p := range mountsBelow(r.path("w")) {
+		left = append(left, "mount "+p)
+	}
+	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range procs {
+		raw, err := os.ReadFile(path)
+		if err == nil && bytes.Contains(raw, []byte(r.path("w", "node")+"/")) {
+			left = append(left, "process "+strings.ReplaceAll(string(raw), "\x00", " "))
+		}
+	}
+	groups, _ := filepath.Glob("/sys/fs/cgroup/*/" + r.group() + "/*")
+	for _, g := range groups {
+		if st, err := os.Stat(g); err == nil && st.IsDir() {
+			left = append(left, "control group "+g)
+		}
+	}
+	return left
+}
+
+// group is the worker's control group, of this test alone.
+func (r *workerRig) group() string { return "quarry-test-" + filepath.Base(r.base) }
 
 // endWorker ends sandboxes and worker, so that nothing of them is left.
 func (r *workerRig) endWorker() {
