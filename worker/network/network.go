@@ -10,11 +10,23 @@ package network
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
+	"quarry/internal/proc"
+	"quarry/worker/network/dns"
 	"quarry/worker/sandbox"
 )
 
@@ -46,83 +58,253 @@ var (
 	ErrNoVeth  = errors.New("the sandbox was made without a network, and cannot be given one while it runs")
 )
 
+// upstreamAtOnce is how many names the sandboxes of a node ask its resolvers for at once.
+const upstreamAtOnce = 64
+
 // Network makes and keeps the networks of one worker's sandboxes. Its methods may be
 // called at once from any number of goroutines.
 type Network struct {
-	cfg Config
+	cfg      Config
+	prefix   string // of the host's side of each veth
+	lock     *proc.Lock
+	table    *table
+	upstream *dns.Upstream
+	making   chan struct{}
+	stop     context.CancelFunc
+	tasks    sync.WaitGroup
+
+	mu    sync.Mutex
+	links map[string]*Link // by sandbox
+	slots map[string]bool  // names that are in use
+	pool  pool
+	next  int
+}
+
+// Names returns the name of the nftables table, of family ip, and the prefix of the
+// interfaces of the worker whose folder this is.
+func Names(folder string) (table, prefix string) {
+	sum := sha256.Sum256([]byte(folder))
+	short := hex.EncodeToString(sum[:3])
+	return "quarry-" + short, "q" + short + "-"
 }
 
 // New makes the table of rules, or takes over the one that a worker of the same
 // folder left, whose sandboxes stay held by it. It removes nothing: see Sweep.
 func New(ctx context.Context, cfg Config) (*Network, error) {
-	return nil, sandbox.ErrUnsupported
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{"ns", "sandboxes"} {
+		if err := os.MkdirAll(filepath.Join(cfg.Folder, dir), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	lock, err := proc.TryLock(filepath.Join(cfg.Folder, "lock"))
+	if err != nil {
+		return nil, err
+	}
+	name, prefix := Names(cfg.Folder)
+	n := &Network{
+		cfg: cfg, prefix: prefix, lock: lock,
+		upstream: dns.NewUpstream(cfg.Resolvers, upstreamAtOnce),
+		making:   make(chan struct{}, makers),
+		links:    map[string]*Link{}, slots: map[string]bool{},
+		pool: pool{wake: make(chan struct{}, 1)},
+	}
+	if err := n.open(name); err != nil {
+		lock.Unlock()
+		return nil, err
+	}
+	fill, stop := context.WithCancel(context.Background())
+	n.stop = stop
+	n.tasks.Go(func() { n.fill(fill) })
+	return n, nil
+}
+
+func (n *Network) open(name string) error {
+	if err := rangeIsFree(n.cfg.Range); err != nil {
+		return err
+	}
+	if n.cfg.Forward && !forwards() {
+		if err := sysctl("net/ipv4/ip_forward", "1"); err != nil {
+			return fmt.Errorf("turn forwarding on: %w", err)
+		}
+	}
+	t, err := openTable(name, n.prefix)
+	if err != nil {
+		return err
+	}
+	n.table = t
+	if err := t.setUp(n.cfg.Range, n.cfg.Refuse); err != nil {
+		return errors.Join(err, t.close())
+	}
+	return nil
+}
+
+func (c *Config) complete() error {
+	if !filepath.IsAbs(c.Folder) {
+		return fmt.Errorf("the folder of sandbox networks %q is no absolute path", c.Folder)
+	}
+	c.Folder = filepath.Clean(c.Folder)
+	if !c.Range.IsValid() {
+		c.Range = DefaultRange
+	}
+	if !c.Range.Addr().Is4() || c.Range.Bits() < 8 || c.Range.Bits() > 30 {
+		return fmt.Errorf("the range of sandbox addresses %s is not one of IPv4 from /8 to /30", c.Range)
+	}
+	c.Range = c.Range.Masked()
+	defaults := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+		*v = max(*v, 0)
+	}
+	defaults(&c.Ready, 4)
+	defaults(&c.Bare, 8)
+	defaults(&c.Flows, 4096)
+	if c.Hold <= 0 {
+		c.Hold = 10 * time.Minute
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// refused is what the node refuses beside what never is reached.
+func (n *Network) refused() []netip.Prefix { return append(slices.Clone(n.cfg.Refuse), n.cfg.Range) }
+
+func forwards() bool {
+	b, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+	return err == nil && strings.TrimSpace(string(b)) != "0"
+}
+
+// rangeIsFree says whether the node has a way to addresses of the range that is not a
+// sandbox's: those it would lose.
+func rangeIsFree(r netip.Prefix) error {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	for _, route := range routes {
+		if route.Dst == nil || route.LinkIndex == 0 {
+			continue
+		}
+		a, _ := netip.AddrFromSlice(route.Dst.IP.To4())
+		ones, _ := route.Dst.Mask.Size()
+		if !a.IsValid() || ones == 0 || !r.Overlaps(netip.PrefixFrom(a, ones)) {
+			continue
+		}
+		link, err := netlink.LinkByIndex(route.LinkIndex)
+		if err != nil || isSandbox(link.Attrs().Name) {
+			continue // gone again, or of a worker of this machine
+		}
+		return fmt.Errorf("the range of sandbox addresses %s is not free: the node reaches %s by %s; choose another range", r, route.Dst, link.Attrs().Name)
+	}
+	return nil
+}
+
+// isSandbox reports whether an interface has a name of some worker's.
+func isSandbox(name string) bool {
+	return len(name) > 8 && name[0] == 'q' && name[7] == '-' && strings.Trim(name[1:7], "0123456789abcdef") == ""
 }
 
 // Close stops preparing and answering, and leaves what was taken as it is, for the
 // next worker to adopt. What was prepared and not taken is removed.
-func (n *Network) Close() error { return sandbox.ErrUnsupported }
+func (n *Network) Close() error {
+	n.stop()
+	n.tasks.Wait()
+	n.mu.Lock()
+	links := n.links
+	n.links = map[string]*Link{}
+	idle := slices.Concat(n.pool.ready, n.pool.bare)
+	n.pool.ready, n.pool.bare = nil, nil
+	n.mu.Unlock()
+	for _, l := range links {
+		l.stop()
+		l.mu.Lock()
+		l.gone = true
+		l.mu.Unlock()
+	}
+	var errs []error
+	for _, s := range idle {
+		errs = append(errs, removeSlot(s))
+	}
+	errs = append(errs, n.table.close())
+	n.lock.Unlock()
+	return errors.Join(errs...)
+}
+
+func removeSlot(s *slot) error {
+	var err error
+	if !s.bare() {
+		err = unplug(s.veth)
+	}
+	return errors.Join(err, dropNamespace(s.path))
+}
 
 // Take gives a sandbox its network. When it returns the policy is in force, as
 // generation 1. A policy without a rule gets a namespace with a loopback alone, and
 // can have no rule later. Errors: sandbox.ErrInvalid of the policy, ErrForward.
 func (n *Network) Take(ctx context.Context, id string, p sandbox.Policy) (*Link, error) {
-	return nil, sandbox.ErrUnsupported
+	if !validID(id) {
+		return nil, fmt.Errorf("%w: %.80q is no id of a sandbox", sandbox.ErrInvalid, id)
+	}
+	ready, err := compile(p, n.refused())
+	if err != nil {
+		return nil, err
+	}
+	if rules(p) && !forwards() {
+		return nil, ErrForward
+	}
+	s, err := n.takeSlot(ctx, !rules(p))
+	if err != nil {
+		return nil, fmt.Errorf("a network for %s: %w", id, err)
+	}
+	l := n.newLink(id, s)
+	l.mu.Lock()
+	if err := n.enter(l); err != nil {
+		l.mu.Unlock()
+		n.mu.Lock()
+		n.putBack(s)
+		n.mu.Unlock()
+		return nil, err
+	}
+	err = l.start(clean(p), ready)
+	l.mu.Unlock()
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err == nil {
+		return l, nil
+	}
+	err = fmt.Errorf("a network for %s: %w", id, err)
+	return nil, errors.Join(err, n.Release(context.WithoutCancel(ctx), id))
 }
 
-// Adopt takes over the network of a sandbox that another worker took it for: its
-// rules are put in force again as they were, names are answered again. Errors:
-// sandbox.ErrUnknown when there is none, or not all of it.
-func (n *Network) Adopt(ctx context.Context, id string) (*Link, error) {
-	return nil, sandbox.ErrUnsupported
+// putBack gives a slot that was not used to those that are prepared. The caller
+// holds mu.
+func (n *Network) putBack(s *slot) {
+	if s.bare() {
+		n.pool.bare = append(n.pool.bare, s)
+		return
+	}
+	n.pool.ready = append(n.pool.ready, s)
 }
 
-// Release removes the network of a sandbox, however often it is called and
-// whatever is left of it. The sandbox's processes have ended before.
-func (n *Network) Release(ctx context.Context, id string) error { return sandbox.ErrUnsupported }
-
-// Sweep releases every network of this folder that is not of one of these
-// sandboxes, whoever made it: namespaces, veth pairs, rules, tracked connections.
-// It is called before the first Take, or with all sandboxes that have one.
-func (n *Network) Sweep(ctx context.Context, live []string) error { return sandbox.ErrUnsupported }
-
-// Check says whether a policy can be had: its error is sandbox.ErrInvalid and names
-// the rule.
-func Check(p sandbox.Policy) error { return nil }
-
-// Link is the network of one sandbox.
-type Link struct {
-	ID        string
-	NetnsPath string     // for the bundle's namespace of type network
-	Veth      string     // the host's side; "" without a veth, and then there is no address either
-	Addr      netip.Addr // the guest's, in a /31 with Gateway
-	Gateway   netip.Addr // the host's side
-	DNS       netip.Addr // who answers the guest's questions for names: Gateway
-}
-
-// ResolvConf returns what the guest's /etc/resolv.conf is to hold; it is empty
-// without a veth, so that lookups fail at once.
-func (l *Link) ResolvConf() []byte { return nil }
-
-// Apply puts another policy in force and returns its generation. When it returns
-// without an error no packet passes that the policy does not allow, of whatever
-// connection, and connections that it allows go on. On an error the policy before
-// is in force. Errors: sandbox.ErrInvalid, ErrNoVeth.
-func (l *Link) Apply(ctx context.Context, p sandbox.Policy) (int64, error) {
-	return 0, sandbox.ErrUnsupported
-}
-
-// State returns the policy, its generation, the one in force and the packets that
-// were denied.
-func (l *Link) State() sandbox.Network { return sandbox.Network{} }
-
-// Counters returns what was counted since the sandbox was made.
-func (l *Link) Counters() (Counters, error) { return Counters{}, sandbox.ErrUnsupported }
-
-// Counters are of one sandbox.
-type Counters struct {
-	DeniedPackets int64
-	DeniedBytes   int64
-	Names         int64 // questions that were answered
-	NamesRefused  int64 // questions for names that are not allowed
-	NamesDropped  int64 // questions over the rate, and what is no question
+// enter makes a link the one of its sandbox.
+func (n *Network) enter(l *Link) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.links[l.ID] != nil {
+		return fmt.Errorf("%w: the sandbox %s has a network", sandbox.ErrInvalid, l.ID)
+	}
+	if _, err := os.Lstat(n.recordPath(l.ID)); err == nil && l.slot != nil && !l.sound {
+		if r, err := n.readRecord(l.ID); err != nil || r.Slot != l.slot.name {
+			return fmt.Errorf("%w: the sandbox %s has a network that another worker made", sandbox.ErrInvalid, l.ID)
+		}
+	}
+	n.links[l.ID] = l
+	n.slots[l.slot.name] = true
+	return nil
 }

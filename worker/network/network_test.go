@@ -1,0 +1,60 @@
+package network_test
+
+import (
+	"testing"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"quarry/worker/network"
+	"quarry/worker/sandbox"
+)
+
+func TestByCIDRAndPort(t *testing.T) {
+	lab(t)
+	n := open(t, network.Config{})
+	g := take(t, n, "a", sandbox.Rule{CIDR: hostA + "/32", Ports: tcp(80, 443)}, sandbox.Rule{CIDR: "203.0.113.11"},
+		sandbox.Rule{CIDR: lanHost + "/32", Ports: tcp(9000)})
+	g.reaches(t, hostA+":80")
+	g.reaches(t, hostA+":443")
+	g.reaches(t, hostB+":9000")
+	g.reaches(t, lanHost+":9000")
+	if err := exchange(g.udp(t, hostB+":5000")); err != nil {
+		t.Error(err)
+	}
+	g.denied(t, hostA+":9000")
+	g.denied(t, hostC+":80")
+	g.denied(t, lanHost+":80")
+	if err := exchange(g.udp(t, hostA+":5000")); err == nil {
+		t.Error("UDP to a host of which only TCP is allowed")
+	}
+	got := g.State()
+	if got.Generation != 1 || got.Applied != 1 || got.Denied < 4 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestByName(t *testing.T) {
+	w := lab(t)
+	w.name("a.example", hostA)
+	w.name("x.b.example", hostB)
+	w.name("b.example", hostC)
+	n := open(t, network.Config{})
+	g := take(t, n, "a", sandbox.Rule{Host: "a.example", Ports: tcp(80)}, sandbox.Rule{Host: "*.b.example"})
+	g.denied(t, hostA+":80") // nobody asked yet
+	g.resolved(t, "a.example", hostA)
+	g.reaches(t, hostA+":80")
+	g.denied(t, hostA+":443")
+	g.resolved(t, "X.b.Example", hostB)
+	g.reaches(t, hostB+":9000")
+	g.refused(t, "b.example")
+	g.refused(t, "evil.example")
+	g.refused(t, "a.example.evil.example")
+	g.refused(t, "nothing.b.example")
+	if code, got, err := g.ask(t, "a.example", dnsmessage.TypeAAAA); err != nil || code != dnsmessage.RCodeSuccess || len(got) > 0 {
+		t.Errorf("AAAA: got %v %v %v, want an answer without addresses", code, got, err)
+	}
+	c, err := g.Counters()
+	if err != nil || c.NamesRefused != 3 {
+		t.Errorf("got %+v %v, want 3 refused names", c, err)
+	}
+}
