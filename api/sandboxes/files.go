@@ -84,7 +84,7 @@ func (s *fileSender) begin(fi sandbox.FileInfo, o sandbox.ReadOptions) error {
 			Message: fmt.Sprintf("the file has %d bytes, none at %d", fi.Size, o.Offset)}
 	}
 	var err error
-	if s.info, err = json.Marshal(fi); err != nil {
+	if s.info, err = json.Marshal(fi.Encoded()); err != nil {
 		return err
 	}
 	if s.size <= MaxHashed {
@@ -172,7 +172,7 @@ func (h *Handler) writeFile(c call) error {
 	if err != nil {
 		return err
 	}
-	return c.w.json(http.StatusOK, WriteAnswer{fi, hex.EncodeToString(sum.Sum(nil))})
+	return c.w.json(http.StatusOK, WriteAnswer{fi.Encoded(), hex.EncodeToString(sum.Sum(nil))})
 }
 
 func (h *Handler) removeFile(c call) error {
@@ -196,7 +196,7 @@ func (h *Handler) statFile(c call) error {
 	if err != nil {
 		return err
 	}
-	return c.w.json(http.StatusOK, fi)
+	return c.w.json(http.StatusOK, fi.Encoded())
 }
 
 func (h *Handler) listFiles(c call) error {
@@ -212,7 +212,11 @@ func (h *Handler) listFiles(c call) error {
 	if err != nil {
 		return err
 	}
-	return c.w.json(http.StatusOK, FilesPage{append([]sandbox.FileInfo{}, list...)})
+	page := FilesPage{Files: make([]sandbox.FileInfo, len(list))}
+	for i, fi := range list {
+		page.Files[i] = fi.Encoded()
+	}
+	return c.w.json(http.StatusOK, page)
 }
 
 func (h *Handler) tarDown(c call) error {

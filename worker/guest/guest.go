@@ -56,7 +56,7 @@ type Limits struct {
 	Bytes       int64         // content of a read or of a tar; 64 GiB
 	Idle        time.Duration // how long the guest may give no byte and take none; 30 s
 	Paused      time.Duration // the same of a read of a paused guest; 2 s
-	PausedBytes int64         // content of a read of a paused guest; 1 GiB
+	PausedBytes int64         // content of a read of a paused guest; 256 MiB
 	Stuck       int           // reads of a paused guest at once, with those that never came back; 8
 }
 
@@ -65,7 +65,7 @@ type Config struct {
 	Runner  Runner
 	Mounter Mounter // nil: Give and Take are sandbox.ErrUnsupported
 	WorkDir string  // of the sandbox: where relative paths begin
-	Spool   string  // folder of the host for images of shares; "" is os.TempDir
+	Spool   string  // folder of the host for what is read of a paused guest, and for images of shares; "" is os.TempDir
 	Limits  Limits
 	Log     *slog.Logger // nil discards
 }
@@ -102,7 +102,7 @@ func New(c Config) *Files {
 		l.Paused = 2 * time.Second
 	}
 	if l.PausedBytes == 0 {
-		l.PausedBytes = 1 << 30
+		l.PausedBytes = 256 << 20
 	}
 	if l.Stuck == 0 {
 		l.Stuck = 8

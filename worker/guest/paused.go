@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,16 +13,15 @@ import (
 	"quarry/worker/sandbox"
 )
 
-// wholeMax is up to what size a file of a paused guest is read before its first byte
-// is passed on, so that its size is known then.
+// wholeMax is up to what size a file of a paused guest is kept in memory.
 const wholeMax = 1 << 20
 
-// ReadPaused is Read without a process of the guest, which may be paused. Of what it
-// reads it knows neither mode nor owner nor time, and the Size is -1 where it is more
-// than 1 MiB. A path must be UTF-8 and its last element no symlink, since the Sentry
-// follows none there. What is not a regular file shows by what comes of it: a fifo
-// nothing, which is sandbox.ErrFileStuck after Limits.Paused, and an endless device
-// too much, which is sandbox.ErrTooLarge.
+// ReadPaused is Read without a process of the guest, which may be paused. It reads the
+// whole file before the first byte is passed on, since nothing else says its size, and
+// knows neither mode nor owner nor time. A path must be UTF-8 and its last element no
+// symlink: the Sentry follows none there. What is not a regular file shows by what
+// comes of it: a fifo nothing, which is sandbox.ErrFileStuck after Limits.Paused, and
+// an endless device too much, which is sandbox.ErrTooLarge.
 func (f *Files) ReadPaused(ctx context.Context, name string, o sandbox.ReadOptions, begin func(sandbox.FileInfo) error, w io.Writer) error {
 	p, err := f.resolve(name)
 	if err != nil {
@@ -43,66 +41,77 @@ func (f *Files) ReadPaused(ctx context.Context, name string, o sandbox.ReadOptio
 		return err
 	}
 	defer k.out.Close()
-	r := &catReader{ctx: ctx, k: k, idle: f.c.Limits.Paused, left: f.c.Limits.PausedBytes}
-	whole := make([]byte, 0, 4096)
-	for len(whole) <= wholeMax && err == nil {
-		if len(whole) == cap(whole) {
-			whole = append(whole, 0)[:len(whole)]
+	s := &spool{dir: f.c.Spool}
+	defer s.close()
+	if _, err := io.Copy(s, &catReader{ctx: ctx, k: k, idle: f.c.Limits.Paused, left: f.c.Limits.PausedBytes}); err != nil {
+		return err
+	}
+	if err := begin(sandbox.FileInfo{Path: p, Type: sandbox.TypeFile, Size: s.size}); err != nil {
+		return err
+	}
+	return s.copyPart(w, o)
+}
+
+// spool keeps what is written to it, in memory or, when it is much, in a file of the
+// host that has no name.
+type spool struct {
+	dir  string
+	size int64
+	buf  []byte
+	file *os.File
+}
+
+func (s *spool) Write(p []byte) (int, error) {
+	s.size += int64(len(p))
+	if s.file == nil && len(s.buf)+len(p) <= wholeMax {
+		s.buf = append(s.buf, p...)
+		return len(p), nil
+	}
+	if s.file == nil {
+		f, err := nameless(s.dir)
+		if err != nil {
+			return 0, err
 		}
-		var n int
-		n, err = r.Read(whole[len(whole):cap(whole)])
-		whole = whole[:len(whole)+n]
+		s.file = f
+		if _, err := f.Write(s.buf); err != nil {
+			return 0, fmt.Errorf("keep what is read: %w", err)
+		}
+		s.buf = nil
 	}
-	info := sandbox.FileInfo{Path: p, Type: sandbox.TypeFile, Size: -1}
-	switch {
-	case err == io.EOF:
-		info.Size = int64(len(whole))
-	case err != nil:
+	return s.file.Write(p)
+}
+
+// nameless makes a file that goes with its descriptor.
+func nameless(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, ".spool-")
+	if err != nil {
+		return nil, fmt.Errorf("file of the host: %w", err)
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("file of the host: %w", err)
+	}
+	return f, nil
+}
+
+func (s *spool) copyPart(w io.Writer, o sandbox.ReadOptions) error {
+	from := min(o.Offset, s.size)
+	n := s.size - from
+	if o.Length >= 0 {
+		n = min(n, o.Length)
+	}
+	if s.file == nil {
+		_, err := w.Write(s.buf[from:][:n])
 		return err
 	}
-	if err := begin(info); err != nil {
-		return err
-	}
-	pw := &partWriter{w: w, skip: o.Offset, left: o.Length}
-	ended := err == io.EOF
-	if _, err = pw.Write(whole); err == nil && !ended {
-		_, err = io.Copy(pw, r)
-	}
-	if errors.Is(err, errEnough) {
-		return nil
-	}
+	_, err := io.Copy(w, io.NewSectionReader(s.file, from, n))
 	return err
 }
 
-// errEnough says that the part that was asked for is written.
-var errEnough = errors.New("enough")
-
-// partWriter passes on a part of what is written to it.
-type partWriter struct {
-	w    io.Writer
-	skip int64
-	left int64 // -1 is all
-}
-
-func (p *partWriter) Write(b []byte) (int, error) {
-	n := len(b)
-	if p.left == 0 && n > 0 {
-		return 0, errEnough
+func (s *spool) close() {
+	if s.file != nil {
+		s.file.Close()
 	}
-	if p.skip >= int64(n) {
-		p.skip -= int64(n)
-		return n, nil
-	}
-	b = b[p.skip:]
-	p.skip = 0
-	if p.left >= 0 {
-		b = b[:min(int64(len(b)), p.left)]
-		p.left -= int64(len(b))
-	}
-	if _, err := p.w.Write(b); err != nil {
-		return 0, err
-	}
-	return n, nil
 }
 
 // reading is one Cat. It ends with its RPC, which may be never: then it counts as

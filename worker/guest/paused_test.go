@@ -38,10 +38,6 @@ func TestAPausedGuestIsRead(t *testing.T) {
 			_, err := out.Write(b)
 			return err
 		})
-		size := int64(n)
-		if n > 1<<20 {
-			size = -1
-		}
 		for _, o := range []sandbox.ReadOptions{{Length: -1}, {Offset: 1, Length: 3}, {Offset: int64(n) / 2, Length: -1}, {Offset: int64(n) + 1, Length: -1}, {Offset: 1<<20 - 1, Length: 2}, {Length: 0}} {
 			from := min(o.Offset, int64(n))
 			to := int64(n)
@@ -49,7 +45,7 @@ func TestAPausedGuestIsRead(t *testing.T) {
 				to = min(to, from+o.Length)
 			}
 			got, i, err := readPaused(f, "file", o)
-			if err != nil || !bytes.Equal(got, b[from:to]) || i.Size != size || i.Path != "/w/file" {
+			if err != nil || !bytes.Equal(got, b[from:to]) || i.Size != int64(n) || i.Path != "/w/file" {
 				t.Errorf("%d bytes, %+v: %d read, %+v, %v", n, o, len(got), i, err)
 			}
 		}
@@ -122,9 +118,6 @@ func TestAnEndlessFileOfAPausedGuestEnds(t *testing.T) {
 	f := pausedFiles(t, guest.Limits{PausedBytes: 8 << 20}, zero)
 	if _, _, err := readPaused(f, "zero", all); !errors.Is(err, sandbox.ErrTooLarge) {
 		t.Error(err)
-	}
-	if b, _, err := readPaused(f, "zero", sandbox.ReadOptions{Offset: 3 << 20, Length: 100}); err != nil || len(b) != 100 {
-		t.Errorf("%d, %v", len(b), err)
 	}
 	for _, name := range []string{"/dev/zero", "/w/../dev/tty", "\xff", ""} {
 		if _, _, err := readPaused(f, name, all); err == nil {

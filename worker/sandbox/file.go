@@ -1,6 +1,12 @@
 package sandbox
 
-import "time"
+import (
+	"cmp"
+	"encoding/base64"
+	"fmt"
+	"time"
+	"unicode/utf8"
+)
 
 // Types of a file.
 const (
@@ -13,8 +19,9 @@ const (
 	TypeBlock   = "block_device"
 )
 
-// FileInfo is one file of a guest. Names are bytes that need not be UTF-8: Name and
-// Path are base64 in JSON where they are not, see NameEncoded.
+// FileInfo is one file of a guest. Names are bytes that need not be UTF-8: in JSON,
+// which cannot say all of them, Path and Target are base64 where one of them is not,
+// see Encoded.
 type FileInfo struct {
 	Path        string    `json:"path"`
 	Type        string    `json:"type"`
@@ -25,6 +32,30 @@ type FileInfo struct {
 	ModTime     time.Time `json:"mtime"`
 	Target      string    `json:"target,omitempty"` // of a symlink
 	NameEncoded bool      `json:"name_base64,omitempty"`
+}
+
+// Encoded returns the file as JSON can say it.
+func (i FileInfo) Encoded() FileInfo {
+	if !i.NameEncoded && (!utf8.ValidString(i.Path) || !utf8.ValidString(i.Target)) {
+		i.NameEncoded = true
+		i.Path = base64.StdEncoding.EncodeToString([]byte(i.Path))
+		i.Target = base64.StdEncoding.EncodeToString([]byte(i.Target))
+	}
+	return i
+}
+
+// Decoded undoes Encoded.
+func (i FileInfo) Decoded() (FileInfo, error) {
+	if !i.NameEncoded {
+		return i, nil
+	}
+	path, err := base64.StdEncoding.DecodeString(i.Path)
+	target, terr := base64.StdEncoding.DecodeString(i.Target)
+	if err = cmp.Or(err, terr); err != nil {
+		return i, fmt.Errorf("name of a file: %w", err)
+	}
+	i.Path, i.Target, i.NameEncoded = string(path), string(target), false
+	return i, nil
 }
 
 // ReadOptions choose a part of a file.

@@ -35,6 +35,9 @@ func (c *Client) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOp
 	if err := json.Unmarshal([]byte(resp.Header.Get(sandboxes.HeaderInfo)), &fi); err != nil {
 		return fi, fmt.Errorf("%w: no %s in the answer: %w", ErrCutOff, sandboxes.HeaderInfo, err)
 	}
+	if fi, err = fi.Decoded(); err != nil {
+		return fi, err
+	}
 	return fi, verified(resp, w)
 }
 
@@ -76,6 +79,9 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, o sandbox.Write
 	if err != nil {
 		return a, err
 	}
+	if a.FileInfo, err = a.FileInfo.Decoded(); err != nil {
+		return a, err
+	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != a.SHA256 {
 		return a, fmt.Errorf("%w: sha256 %s was sent, the worker wrote %s", sandbox.ErrDigest, got, a.SHA256)
 	}
@@ -84,14 +90,26 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, o sandbox.Write
 
 // StatFile tells of a file; of a symlink, not of what it leads to.
 func (c *Client) StatFile(ctx context.Context, id, path string) (sandbox.FileInfo, error) {
-	return call[sandbox.FileInfo](ctx, c, request{method: http.MethodGet, path: at(id, "stat"), query: url.Values{"path": {path}}}, nil)
+	fi, err := call[sandbox.FileInfo](ctx, c, request{method: http.MethodGet, path: at(id, "stat"), query: url.Values{"path": {path}}}, nil)
+	if err != nil {
+		return fi, err
+	}
+	return fi.Decoded()
 }
 
 // ListFiles tells of what is in a folder, so many levels down.
 func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) ([]sandbox.FileInfo, error) {
 	q := url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}}
 	page, err := call[sandboxes.FilesPage](ctx, c, request{method: http.MethodGet, path: at(id, "list"), query: q}, nil)
-	return page.Files, err
+	if err != nil {
+		return nil, err
+	}
+	for i, fi := range page.Files {
+		if page.Files[i], err = fi.Decoded(); err != nil {
+			return nil, err
+		}
+	}
+	return page.Files, nil
 }
 
 // RemoveFile removes a file, or a folder with what is in it.

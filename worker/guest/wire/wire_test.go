@@ -2,8 +2,11 @@ package wire_test
 
 import (
 	"bytes"
+	"encoding/hex"
 	"errors"
+	"flag"
 	"io"
+	"os"
 	"strings"
 	"testing"
 
@@ -11,6 +14,8 @@ import (
 
 	"quarry/worker/guest/wire"
 )
+
+var update = flag.Bool("update", false, "write the goldens")
 
 func requests() []wire.Request {
 	return []wire.Request{
@@ -40,6 +45,33 @@ func TestRequestsComeBackAsTheyWere(t *testing.T) {
 		if d := cmp.Diff(got, q); d != "" {
 			t.Error(d)
 		}
+	}
+}
+
+// The bytes are a contract between two programs.
+func TestGolden(t *testing.T) {
+	var b []byte
+	for _, q := range requests()[:2] {
+		b = wire.AppendFrame(b, wire.KindRequest, q.Encode())
+	}
+	for _, e := range entries() {
+		b = wire.AppendFrame(b, wire.KindEntry, e.Encode())
+	}
+	b = wire.AppendFrame(b, wire.KindSum, wire.Sum{Size: 258, SHA256: [32]byte{1, 31: 2}}.Encode())
+	b = wire.AppendFrame(b, wire.KindError, wire.Error{Errno: wire.CodeChanged, Message: "x"}.Encode())
+	b = wire.AppendFrame(wire.AppendFrame(wire.AppendFrame(b, wire.KindData, []byte("abc")), wire.KindReady, nil), wire.KindEnd, nil)
+	const name = "testdata/frames.golden"
+	if *update {
+		if err := os.WriteFile(name, []byte(hex.Dump(b)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(hex.Dump(b), string(want)); d != "" {
+		t.Error(d)
 	}
 }
 
