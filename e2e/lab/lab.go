@@ -63,10 +63,10 @@ func (l *Lab) Close() error {
 }
 
 // EndBelow ends every process that has the folder in its arguments, or a file
-// below it, and waits until none is left.
+// Below it, and waits until none is left.
 func (l *Lab) EndBelow(dir string) error {
 	for range 400 { // 20 s
-		pids, err := below(dir)
+		pids, err := Below(dir)
 		if err != nil || len(pids) == 0 {
 			return err
 		}
@@ -78,8 +78,8 @@ func (l *Lab) EndBelow(dir string) error {
 	return fmt.Errorf("the processes that work in %s do not end", dir)
 }
 
-// below lists the processes that name a folder. A zombie names nothing.
-func below(dir string) ([]int, error) {
+// Below lists the processes that name a folder. A zombie names nothing.
+func Below(dir string) ([]int, error) {
 	procs, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err

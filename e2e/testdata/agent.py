@@ -91,7 +91,7 @@ def main():
     key = uuid.uuid4().hex
     made = worker.create(key, memory_mb=512, labels={"task": "stats"}, ttl_s=600, group="g1")
     again = worker.create(key, want=200, memory_mb=512, labels={"task": "stats"}, ttl_s=600, group="g1")
-    assert again["id"] == made["id"] and "token" not in again, again
+    assert again["id"] == made["id"] and again["token"] == made["token"], again
     clash = worker.call("POST", "sandboxes", 409, json={"image": IMAGE, "network": {}}, headers={"Idempotency-Key": key}).json()
     assert clash["error"]["code"] == "idempotency_conflict", clash
     assert made["image_digest"].startswith("sha256:") and made["state"] == "running"

@@ -105,7 +105,7 @@ type Sandbox struct {
 	Timings     map[string]int64  `json:"timings_us,omitempty"` // microseconds of the steps of the create
 	PausedFor   int64             `json:"paused_ms"`            // milliseconds paused until now
 	Pauses      int64             `json:"pauses"`
-	Token       string            `json:"token,omitempty"` // of this sandbox alone, qsb_<id>_<secret>; only in the answer to its create
+	Token       string            `json:"token,omitempty"` // of this sandbox alone, qsb_<id>_<secret>; only in answers to its create
 	End         *End              `json:"end,omitempty"`
 }
 
