@@ -1,0 +1,95 @@
+# What a trainer sees of sandboxes when something runs out or dies. Told after stories.sh,
+# with what that set up: its functions, the server on 7071, and the images.
+export QUARRY_STORE=http://127.0.0.1:7071 QUARRY_TRUST=$STORE/keys
+SW=$WORK/sandboxes
+GROUP=quarry-story
+mkdir -p -m 700 $SW
+export QUARRY_WORKER=$SW QUARRY_ATTACH=$ATTACH
+# worker: starts one, and waits until it serves.
+worker() {
+	: >$WORK/worker.out
+	quarry worker --no-auth --listen 127.0.0.1:7081 --cgroup /$GROUP --share data=$WORK/data >>$WORK/worker.out 2>>$WORK/worker.log &
+	WORKER=$!
+	await 90 grep -q listening $WORK/worker.out
+}
+# group FILE1 FILE2 ID: a file of a sandbox's control group, of version 2 or 1.
+group() {
+	if [ -e /sys/fs/cgroup/cgroup.controllers ]; then cat /sys/fs/cgroup/$GROUP/$3*/$1; else cat /sys/fs/cgroup/$2/$GROUP/$3*/${1%%.*}*.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/$2/$GROUP/$3*/$1; fi
+}
+leftOf() { grep -l "$SW/node/$1" /proc/[0-9]*/cmdline 2>/dev/null; ls -d $SW/node/$1 2>/dev/null; find /sys/fs/cgroup -type d -path "*$GROUP/*$1*" 2>/dev/null; true; }
+noneLeft() { [ -z "$(leftOf $1)" ]; }
+endOf() { quarry ps --all --json | grep "\"id\":\"$1\"" | sed 's/.*"end":{"reason":"\([a-z_]*\)".*"blame":"\([a-z]*\)".*/\1 \2/'; }
+
+mkdir -p $WORK/data/sub
+echo given >$WORK/data/sub/file
+worker
+from=$(now)
+S=$(quarry create -e PATH=/bin --mem 192M --cpus 2 --pids 100 --share data/sub:/given t/one)
+echo "figure: create, through $ATTACH: $(since $from)"
+[ "$(quarry exec $S busybox cat /hello)" = "hello from the image" ] || fail "the sandbox does not read the image"
+[ "$(quarry exec $S busybox cat /given/file)" = given ] || fail "the share is not there"
+! quarry exec $S sh -c 'echo x >/given/file' 2>/dev/null || fail "a share was written to"
+[ "$(quarry exec $S busybox awk '/MemTotal/ {print $2}' /proc/meminfo)" = 196608 ] || fail "MemTotal: $(quarry exec $S busybox grep MemTotal /proc/meminfo)"
+[ "$(quarry exec $S busybox nproc)" = 2 ] || fail "nproc: $(quarry exec $S busybox nproc)"
+story "a sandbox sees its limits and its share"
+
+# The worker is killed while a command runs; the next one has all of its output.
+quarry exec --id count -d $S sh -c 'i=0; while [ $i -lt 40 ]; do i=$((i+1)); echo line $i; busybox sleep 0.1; done; exit 5'
+kill -9 $WORKER
+wait $WORKER || true
+worker
+status=0
+quarry logs --follow $S count >$WORK/lines || status=$?
+[ "$(wc -l <$WORK/lines)" = 40 ] || fail "the output has $(wc -l <$WORK/lines) lines: $(cat $WORK/lines)"
+quarry logs $S | grep -q '^count .*exited  *5 ' || fail "the command's end: $(quarry logs $S)"
+story "a worker that was killed has lost nothing of a command"
+
+# Paused: it can be read, and goes on when it is resumed.
+quarry exec --role agent --id tick -d $S sh -c 'while :; do busybox date +%s >>/ticks; busybox sleep 0.2; done'
+await 30 quarry exec $S busybox test -s /ticks
+wget -q -O /dev/null --post-data '' http://127.0.0.1:7081/v1/sandboxes/$S/pause || fail "pause"
+quarry ps | grep -q "^$S  *paused" || fail "not paused: $(quarry ps)"
+quarry cp $S:/ticks $WORK/ticks1
+sleep 1
+quarry cp $S:/ticks $WORK/ticks2
+cmp $WORK/ticks1 $WORK/ticks2 || fail "a paused sandbox runs"
+quarry ps | grep -q "^$S  *paused" || fail "reading woke it"
+kill -9 $WORKER
+wait $WORKER || true
+worker
+quarry ps | grep -q "^$S  *paused" || fail "the next worker does not know of the pause"
+wget -q -O /dev/null --post-data '' http://127.0.0.1:7081/v1/sandboxes/$S/resume || fail "resume"
+grew() { quarry cp $S:/ticks $WORK/ticks3 && ! cmp -s $WORK/ticks2 $WORK/ticks3; }
+await 30 grew
+story "a paused sandbox is read, adopted and resumed"
+
+# Out of memory: the sandbox ends and says so.
+M=$(quarry create -e PATH=/bin --mem 96M t/one)
+quarry exec $M busybox tail /dev/zero >/dev/null 2>&1 || true
+gone() { [ "$(endOf $1)" = "$2" ]; }
+await 60 gone $M "oom_guest_limit agent"
+await 30 noneLeft $M
+story "out of memory: $(endOf $M)"
+
+# A fork bomb meets its limit and the machine does not notice.
+P=$(quarry create -e PATH=/bin --mem 192M --pids 60 t/one)
+quarry exec --timeout 5s $P sh -c 'i=0; while [ $i -lt 300 ]; do busybox sleep 30 & i=$((i+1)); done 2>/dev/null; wait' >/dev/null 2>&1 || true
+[ "$(quarry exec $P busybox echo alive)" = alive ] || echo "figure: after the fork bomb: $(endOf $P)"
+quarry rm $P >/dev/null
+await 30 noneLeft $P
+story "a fork bomb"
+
+# The Sentry is killed under its commands.
+K=$(quarry create -e PATH=/bin --mem 96M t/two)
+killed $(for p in /proc/[0-9]*; do grep -q "^runsc-sandbox" $p/cmdline 2>/dev/null && grep -q "$SW/node/$K" $p/cmdline && echo ${p#/proc/}; done; true)
+await 60 gone $K "runtime_crash infra"
+await 30 noneLeft $K
+story "the Sentry was killed: $(endOf $K)"
+
+quarry rm $S >/dev/null
+[ "$(endOf $S)" = "killed_by_user user" ] || fail "the record of a deleted sandbox: $(endOf $S)"
+await 30 noneLeft $S
+kill $WORKER
+wait $WORKER || fail "the worker ended with $?"
+! grep -q $SW/mounts /proc/mounts || fail "left mounted: $(grep $SW /proc/mounts)"
+story "sandboxes: nothing is left"
