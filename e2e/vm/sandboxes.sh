@@ -1,6 +1,5 @@
-# What a trainer sees of sandboxes when something runs out or dies. Told after stories.sh,
-# with what that set up: its functions, the server on 7071, and the images.
-export QUARRY_STORE=http://127.0.0.1:7071 QUARRY_TRUST=$STORE/keys
+# What a trainer sees of sandboxes when something runs out or dies. Told after lib.sh.
+serving
 SW=$WORK/sandboxes
 GROUP=quarry-story
 mkdir -p -m 700 $SW
@@ -93,3 +92,4 @@ kill $WORKER
 wait $WORKER || fail "the worker ended with $?"
 ! grep -q $SW/mounts /proc/mounts || fail "left mounted: $(grep $SW /proc/mounts)"
 story "sandboxes: nothing is left"
+served

@@ -18,8 +18,14 @@ import (
 	"quarry/nbd/attach"
 )
 
-//go:embed stories.sh
-var storiesScript string
+var (
+	//go:embed lib.sh
+	libScript string
+	//go:embed stories.sh
+	storiesScript string
+	//go:embed sandboxes.sh
+	sandboxesScript string
+)
 
 // storyRig is a share with a data folder of two images.
 type storyRig struct {
@@ -50,7 +56,7 @@ func newStoryRig(t *testing.T) storyRig {
 
 // script is the stories for an attach mode, with their data in the folder work.
 func (r storyRig) script(mode attach.Mode, work, store string) string {
-	return fmt.Sprintf("ATTACH=%s WORK=%s STORE=%s ONE=%s TWO=%s\n", mode, work, store, r.one, r.two) + storiesScript
+	return fmt.Sprintf("ATTACH=%s WORK=%s STORE=%s ONE=%s TWO=%s\n", mode, work, store, r.one, r.two) + libScript + storiesScript + sandboxesScript
 }
 
 // TestKernelNBD attaches through the kernel's NBD on the kernels that people
