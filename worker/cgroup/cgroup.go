@@ -165,6 +165,9 @@ type Group struct {
 // Path is the group below the mount point, which runsc takes as cgroupsPath.
 func (g *Group) Path() string { return filepath.Join(g.t.parent, g.id) }
 
+// MemoryDir is the folder of the machine where the group's memory is counted.
+func (g *Group) MemoryDir() string { return g.dir("memory") }
+
 // dir is the group's folder in the hierarchy of a controller.
 func (g *Group) dir(controller string) string {
 	for _, h := range g.t.dirs {

@@ -1,0 +1,147 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// threads is how many read at once. A swap file wants a deep queue; more than 8 gave
+	// nothing more (docs/decisions/hibernate.md).
+	threads = 8
+	// part is what one thread asks about and reads at a time.
+	part = 1 << 20
+)
+
+// Piece is what to bring back of one file.
+type Piece struct {
+	File   *File
+	Ranges []Range
+}
+
+// Fetched is what a prefetch did.
+type Fetched struct {
+	Bytes int64 // brought back
+	Took  time.Duration
+}
+
+// Fetch brings back what is not in memory of the pieces, and returns when it is there,
+// or ctx ends. A read that is stuck, of an image whose store does not answer, is left
+// behind then; it ends with the device's own deadline. An error is no reason not to run
+// the guest: what is missing comes when the guest touches it.
+func Fetch(ctx context.Context, pieces ...Piece) (Fetched, error) {
+	begun := time.Now()
+	f := fetch{ctx: ctx, parts: make(chan Piece)}
+	var workers sync.WaitGroup
+	for range threads {
+		workers.Go(f.work)
+	}
+	done := make(chan struct{})
+	go func() { // ends with the workers, whose reads the device ends
+		defer close(done)
+		workers.Wait()
+	}()
+	f.deal(pieces)
+	close(f.parts)
+	select {
+	case <-done:
+	case <-ctx.Done():
+		f.fail(context.Cause(ctx))
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return Fetched{Bytes: f.bytes.Load(), Took: time.Since(begun)}, f.err
+}
+
+type fetch struct {
+	ctx   context.Context
+	parts chan Piece // of one range each
+	bytes atomic.Int64
+	mu    sync.Mutex
+	err   error // the first, guarded by mu
+}
+
+func (f *fetch) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err == nil {
+		f.err = err
+	}
+}
+
+// deal cuts the ranges into parts.
+func (f *fetch) deal(pieces []Piece) {
+	for _, p := range pieces {
+		for _, r := range p.Ranges {
+			for r.Len > 0 {
+				n := min(r.Len, part-r.Off%part)
+				select {
+				case f.parts <- Piece{p.File, []Range{{r.Off, n}}}:
+				case <-f.ctx.Done():
+					return
+				}
+				r = Range{r.Off + n, r.Len - n}
+			}
+		}
+	}
+}
+
+func (f *fetch) work() {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		f.fail(err)
+		for range f.parts { // so that deal does not wait
+		}
+		return
+	}
+	defer null.Close()
+	var scrap []byte
+	for p := range f.parts {
+		for _, r := range p.File.Away(p.Ranges[0]) {
+			if f.ctx.Err() != nil {
+				break
+			}
+			n, err := p.File.touch(r, null)
+			if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EINVAL) {
+				if scrap == nil {
+					scrap = make([]byte, part)
+				}
+				n, err = p.File.f.ReadAt(scrap[:r.Len], r.Off)
+			}
+			f.bytes.Add(int64(n))
+			if err != nil && !errors.Is(err, io.EOF) {
+				f.fail(fmt.Errorf("bring back %d bytes at %d: %w", r.Len, r.Off, err))
+			}
+		}
+	}
+}
+
+// touch brings a range into memory without a copy of it: the pages go by reference to
+// where nobody reads them.
+func (f *File) touch(r Range, null *os.File) (done int, err error) {
+	raw, err := f.f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	inner := raw.Control(func(in uintptr) { // keeps the file open meanwhile
+		for off := r.Off; done < int(r.Len) && err == nil; {
+			var n int
+			n, err = unix.Sendfile(int(null.Fd()), int(in), &off, int(r.Len)-done)
+			if done += n; n == 0 && err == nil {
+				err = io.EOF
+			}
+			if err == unix.EINTR {
+				err = nil
+			}
+		}
+	})
+	return done, errors.Join(err, inner)
+}

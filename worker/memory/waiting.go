@@ -1,0 +1,221 @@
+package memory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Reducer is what a sandbox's Sentry does by itself for memory; *sentry.Client is one.
+type Reducer interface {
+	// Reduce gives back memory that the Sentry can do without; with wait it returns when
+	// that is done.
+	Reduce(ctx context.Context, wait bool) error
+}
+
+// Sandbox is one that waits.
+type Sandbox struct {
+	ID     string
+	Group  *Group
+	Memory *File   // of the guest
+	Sentry Reducer // nil: it is not asked
+	Images []*File // files of the image that it has used, at most 1024 of them count
+}
+
+const (
+	// reduceTime bounds what the Sentry may take to give back its caches: its garbage
+	// collector takes some 10 ms, and it is not trusted to answer at all.
+	reduceTime = 500 * time.Millisecond
+	// lead is how long before a sandbox is expected to wake its memory is left alone:
+	// taking it takes about as long as it would have been of use.
+	lead = time.Second
+	// maxImages bounds the files of an image that are looked at.
+	maxImages = 1024
+)
+
+// Waiting keeps the sandboxes of a worker that are paused, and takes memory from those
+// that will wait longest. Its methods may be called at once. The zero value is empty.
+type Waiting struct {
+	mu   sync.Mutex
+	list map[string]*waiter
+}
+
+// waiter is a sandbox that waits. What stands below mu belongs to who holds it.
+type waiter struct {
+	s      Sandbox
+	paused time.Time
+	until  time.Time // zero is not known
+	ctx    context.Context
+	cancel context.CancelCauseFunc // ends a reclaim under way
+
+	mu      sync.Mutex
+	gone    bool // it wakes: nothing is taken any more
+	reduced bool
+	data    []Range   // of the memory file, when something of it was taken
+	images  [][]Range // of each image file, what was in memory before
+}
+
+var errWakes = errors.New("the sandbox wakes")
+
+// Add says that a sandbox was paused, and until when it is expected to wait, if that is
+// known. It must be paused: what is taken from one that runs comes back at once.
+func (w *Waiting) Add(s Sandbox, paused, until time.Time) {
+	s.Images = s.Images[:min(len(s.Images), maxImages)]
+	n := &waiter{s: s, paused: paused, until: until}
+	n.ctx, n.cancel = context.WithCancelCause(context.Background())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.list == nil {
+		w.list = map[string]*waiter{}
+	}
+	w.list[s.ID] = n
+}
+
+// take takes a sandbox out and waits until nobody reclaims from it.
+func (w *Waiting) take(id string) *waiter {
+	w.mu.Lock()
+	n := w.list[id]
+	delete(w.list, id)
+	w.mu.Unlock()
+	if n == nil {
+		return nil
+	}
+	n.cancel(errWakes)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.gone = true
+	return n
+}
+
+// Drop takes out a sandbox that has ended.
+func (w *Waiting) Drop(id string) { w.take(id) }
+
+// Wake takes a sandbox out that is about to be resumed, ends a reclaim under way and
+// brings back what was taken. It is resumed whatever is returned: what is missing
+// comes when the guest touches it. One that is not there needs nothing.
+func (w *Waiting) Wake(ctx context.Context, id string) (Fetched, error) {
+	n := w.take(id)
+	if n == nil {
+		return Fetched{}, nil
+	}
+	return Fetch(ctx, n.taken()...)
+}
+
+// taken lists what a reclaim has taken, or was left without by others since.
+func (n *waiter) taken() []Piece {
+	var out []Piece
+	if n.data != nil {
+		out = append(out, Piece{n.s.Memory, n.data})
+	}
+	for i, ranges := range n.images {
+		if len(ranges) > 0 {
+			out = append(out, Piece{n.s.Images[i], ranges})
+		}
+	}
+	return out
+}
+
+// Took is what was taken from one sandbox.
+type Took struct {
+	ID string
+	Freed
+	Err error // why it was not more
+}
+
+// Reclaim takes memory from sandboxes that wait until want bytes are free for others:
+// from the most recently paused first, which will wait longest, and not from those that
+// are expected to wake within a second. It returns what each gave. One that wakes
+// meanwhile is left alone at once.
+func (w *Waiting) Reclaim(ctx context.Context, want int64) []Took {
+	var out []Took
+	for _, n := range w.order(time.Now()) {
+		if want <= 0 || ctx.Err() != nil {
+			break
+		}
+		f, err := n.reclaim(ctx, want)
+		want -= f.Bytes()
+		if f.Bytes() > 0 || err != nil && !errors.Is(err, errWakes) {
+			out = append(out, Took{n.s.ID, f, err})
+		}
+	}
+	return out
+}
+
+// order lists who is asked, first to last.
+func (w *Waiting) order(now time.Time) []*waiter {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var out []*waiter
+	for _, n := range w.list {
+		if n.until.IsZero() || n.until.Sub(now) > lead {
+			out = append(out, n)
+		}
+	}
+	slices.SortFunc(out, func(a, b *waiter) int {
+		return cmp.Or(b.paused.Compare(a.paused), cmp.Compare(a.s.ID, b.s.ID))
+	})
+	return out
+}
+
+func (n *waiter) reclaim(ctx context.Context, want int64) (f Freed, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gone {
+		return Freed{}, errWakes
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(n.ctx, func() { cancel(errWakes) })()
+	begun := time.Now()
+	defer func() { f.Took = time.Since(begun) }()
+	n.remember()
+	f.Reduced, err = n.reduce(ctx)
+	if f.Reduced >= want || ctx.Err() != nil {
+		return f, err
+	}
+	swapped, more := n.s.Group.Reclaim(ctx, want-f.Reduced)
+	f.Swapped = swapped
+	if more != nil {
+		err = errors.Join(err, fmt.Errorf("take memory of sandbox %s: %w", n.s.ID, more))
+	}
+	return f, err
+}
+
+// remember notes what there is before the first byte is taken.
+func (n *waiter) remember() {
+	if n.images != nil {
+		return
+	}
+	n.images = make([][]Range, len(n.s.Images))
+	for i, f := range n.s.Images {
+		if st, err := f.f.Stat(); err == nil {
+			n.images[i] = f.Present(Range{0, st.Size()})
+		}
+	}
+	if n.s.Memory != nil {
+		n.data, _ = n.s.Memory.Data() // without it the guest brings back what it touches
+	}
+}
+
+// reduce has the Sentry drop its caches, once a pause.
+func (n *waiter) reduce(ctx context.Context) (int64, error) {
+	if n.reduced || n.s.Sentry == nil {
+		return 0, nil
+	}
+	n.reduced = true
+	before, err := n.s.Group.Held()
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, reduceTime)
+	defer cancel()
+	if err := n.s.Sentry.Reduce(ctx, true); err != nil {
+		return 0, fmt.Errorf("have the Sentry of %s drop its caches: %w", n.s.ID, err)
+	}
+	after, err := n.s.Group.Held()
+	return max(0, before.Own()-after.Own()), err
+}
