@@ -77,27 +77,7 @@ var arrows = map[string][]string{
 	"worker/node":        {"worker", "worker/holder", "worker/sentry", "worker/cgroup", "worker/folder", "worker/sandbox", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
 	"worker/network":     {"worker/network/dns", "worker/sandbox", "internal/proc"},
 	"worker/network/dns": {},
-	"store/check":     {"rafs", "signer", "store", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/jobs", "store/pack", "store/packed", "store/registry", "store/trace"},
-	"api/access":      {"internal/durable", "internal/proc", "internal/strictjson", "store/image"},
-	"api/gate":        {},
-	"store/lease":     {"store/bucket", "store/chunk", "internal/strictjson"},
-	"store/gc":        {"rafs", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed", "store/registry", "store/trace"},
-	"api":             join(ground, formats, "api/access", "api/gate", "store/packed", "store/lease"),
-	"api/registry":    {"api/access", "api/gate", "store", "store/bucket", "store/catalog", "store/image", "store/jobs", "store/registry"},
-	"api/client":      join(ground, formats, "api"),
-	"api/page":        join(ground, formats), // cmd wires it to api
-	"converter":       join(ground, formats, "store/names", "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
-	"converter/proof": {"internal/rescue", "converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
-	"converter/oci":   {"converter/layer", "store/chunk", "store/image"},
-	"converter/layer": {"internal/inflate", "internal/rescue", "rafs", "store", "store/chunk", "store/image"},
-	"converter/tree":  {"rafs", "store", "store/chunk", "store/image"},
-	"worker":          {"nbd/attach", "rafs", "store/chunk", "store/image", "internal/proc", "worker/folder", "worker/reader", "worker/timeline"},
-	"worker/timeline": {},
-	"worker/sandbox":  {"store/chunk"}, // the contract that api/sandboxes and worker/node share
-	"worker/cgroup":   {"internal/proc"},
-	"worker/node":     {"worker", "worker/holder", "worker/sentry", "worker/cgroup", "worker/folder", "worker/sandbox", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
-	"worker/network":  {"worker/sandbox"},
-	"worker/memory":   {},
+	"worker/memory":      {},
 
 	"worker/sentry":            {},
 	"worker/sentry/sentrytest": {"internal/need"},                                          // only tests import it
