@@ -1,6 +1,7 @@
 // Command quarry-shim owns the kernel side of one mounted image: it attaches an
 // export of the reader and serves it until it is unmounted. It is a process of
-// its own so that nothing else can take a mount down with it.
+// its own so that nothing else can take a mount down with it. As quarry-shim
+// holder it keeps one sandbox in the same way.
 package main
 
 import (
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"quarry/nbd/attach"
+	"quarry/worker/holder"
 )
 
 const (
@@ -41,6 +43,10 @@ const (
 func main() {
 	// A closed terminal or pipe is no reason to end; SIGTERM is.
 	signal.Ignore(syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
+	if len(os.Args) == 2 && os.Args[1] == holder.Role {
+		hold()
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
@@ -49,6 +55,22 @@ func main() {
 		os.Exit(exitCode(err))
 	}
 }
+
+// hold keeps a sandbox. Not even SIGTERM ends it, which whoever ends the worker may
+// send to all that it started: the sandbox's end does.
+func hold() {
+	signal.Ignore(syscall.SIGTERM)
+	runtime.GOMAXPROCS(holderProcessors)
+	debug.SetGCPercent(gcPercent)
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if err := holder.Main(os.Stdin, os.Stdout, log); err != nil {
+		fmt.Fprintln(os.Stderr, "quarry-shim holder:", err)
+		os.Exit(1)
+	}
+}
+
+// holderProcessors is for the copy of output beside a call.
+const holderProcessors = 2
 
 func exitCode(err error) int {
 	switch {

@@ -8,7 +8,7 @@
 //	holder.sock    where Connect finds it
 //	holder.json    what it runs, and since when it runs
 //	ended.json     how the sandbox ended
-//	exec/<exec>/   exec.json, and the files stdout and stderr with what is kept
+//	exec/x<exec>/  exec.json, and the files stdout and stderr with what is kept
 //	init/          the same two files of the sandbox's first process
 //	runsc/         runsc's --root
 //	runsc.log      what runsc and the Sentry had to say     holder.log  the holder
@@ -135,17 +135,16 @@ const (
 	MaxStdin = 1 << 20
 )
 
-// maxExecID bounds the id of an exec: it names a folder.
+// maxExecID bounds the id of an exec: it is part of a folder's name.
 const maxExecID = 128
 
-// ValidExecID reports whether an exec can have that id: letters, digits, and _, -
-// and . but not at the beginning.
+// ValidExecID reports whether an exec can have that id: letters, digits, '_', '-'
+// and '.'.
 func ValidExecID(id string) bool {
 	for i := range len(id) {
 		c := id[i]
 		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_':
-		case (c == '-' || c == '.') && i > 0:
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-', c == '.':
 		default:
 			return false
 		}
@@ -153,10 +152,13 @@ func ValidExecID(id string) bool {
 	return id != "" && len(id) <= maxExecID
 }
 
+// execDir is an exec's folder. Its name begins with a letter: an id may be "..".
+func execDir(dir, exec string) string { return filepath.Join(dir, "exec", "x"+exec) }
+
 // OutputPath returns the file with what is kept of a stream, stdout or stderr, of
 // an exec. It is appended to while the exec runs, and is read as far as the
-// exec's state says.
-func OutputPath(dir, exec, stream string) string { return filepath.Join(dir, "exec", exec, stream) }
+// exec's state says; there is none before the first byte.
+func OutputPath(dir, exec, stream string) string { return filepath.Join(execDir(dir, exec), stream) }
 
 // InitOutputPath returns the file with what is kept of a stream of the sandbox's
 // first process: its first MiB.

@@ -52,14 +52,22 @@ type execArgs struct {
 // would change it.
 var ErrText = errors.New("only UTF-8 without NUL can be given to a sandbox")
 
+// CheckText returns ErrText for what Execute does not take.
+func CheckText(list []string) error {
+	for _, s := range list {
+		if !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
+			return fmt.Errorf("%q: %w", s[:min(len(s), 64)], ErrText)
+		}
+	}
+	return nil
+}
+
 // Execute starts a process and returns its PID in the guest. A RemoteError means
 // that nothing was started, ErrGone that it may have been.
 func (c *Client) Execute(ctx context.Context, e Exec) (pid int, err error) {
 	for _, list := range [][]string{e.Argv, e.Env, {e.WorkDir}} {
-		for _, s := range list {
-			if !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
-				return 0, fmt.Errorf("%q: %w", s[:min(len(s), 64)], ErrText)
-			}
+		if err := CheckText(list); err != nil {
+			return 0, err
 		}
 	}
 	args := execArgs{

@@ -66,7 +66,11 @@ func (c *Client) take(ctx context.Context) (*conn, error) {
 		return k, nil
 	}
 	c.mu.Unlock()
-	return dial(ctx, c.socket)
+	k, err := Dial(ctx, c.socket)
+	if err != nil {
+		return nil, err
+	}
+	return &conn{k}, nil
 }
 
 func (c *Client) give(k *conn) {

@@ -29,8 +29,8 @@ const (
 // conn is one connection; it carries one call at a time.
 type conn struct{ c *net.UnixConn }
 
-// dial connects to a socket whose path may be longer than an address can be.
-func dial(ctx context.Context, path string) (*conn, error) {
+// Dial connects to a socket whose path may be longer than an address can be.
+func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	name, done, err := shortName(path)
 	if err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func dial(ctx context.Context, path string) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{c.(*net.UnixConn)}, nil
+	return c.(*net.UnixConn), nil
 }
 
 // maxSocketPath is what sun_path holds, without the NUL.

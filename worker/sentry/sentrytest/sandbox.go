@@ -117,7 +117,7 @@ func Start(t testing.TB) Sandbox {
 		said, _ := os.ReadFile(log)
 		t.Fatalf("runsc: %v: %s", err, said)
 	}
-	t.Cleanup(func() { end(t, dir) })
+	t.Cleanup(func() { End(t, dir) })
 	raw, err := os.ReadFile(pidFile)
 	if err != nil {
 		t.Fatal(err)
@@ -129,9 +129,9 @@ func Start(t testing.TB) Sandbox {
 	return Sandbox{Socket: filepath.Join(state, "runsc-test.sock"), ID: "test", PID: pid}
 }
 
-// end kills every process that has the folder in its arguments, which is the
+// End kills every process that has the folder in its arguments, which is the
 // test's own, and waits for them.
-func end(t testing.TB, dir string) {
+func End(t testing.TB, dir string) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		pids := Processes(t, dir)

@@ -1,0 +1,360 @@
+package holder
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"quarry/worker/sandbox"
+	"quarry/worker/sentry"
+)
+
+// box is the sandbox of a holder.
+type box struct {
+	dir       string
+	id        string
+	maxOutput int64
+	log       *slog.Logger
+	keep      *os.File
+	sentry    *sentry.Client
+	socket    string // the Sentry's
+	state     State  // what does not change
+	gate      gate
+	tasks     sync.WaitGroup // everything that follows the sandbox
+	init      []*stream      // outputs of the first process
+	ended     chan struct{}  // end is set
+
+	mu         sync.Mutex // guards what follows
+	execs      map[string]*execution
+	order      []*execution
+	running    int
+	tools      int
+	helpers    int
+	isPaused   bool
+	pausedAt   time.Time
+	paused     time.Duration // not counting a pause that lasts
+	pauses     int64
+	over       bool           // it ends or has ended
+	killed     bool           // by End
+	reason     string         // why the holder gave it up
+	initStatus *sentry.Status // nil until the Sentry told
+	sentryPID  int            // 0 once it was waited for
+	goferPID   int
+	end        Ended
+}
+
+// config is what the holder's process reads from its stdin.
+type config struct {
+	Format     string   `json:"format"`
+	Dir        string   `json:"dir"`
+	ID         string   `json:"id"`
+	Runsc      []string `json:"runsc"`
+	Entrypoint bool     `json:"entrypoint"`
+	MaxOutput  int64    `json:"max_output_bytes"`
+}
+
+const (
+	configFormat = "quarry-holder-config/1"
+	maxConfig    = 64 << 10
+	// maxInitOutput is kept of each stream of the first process.
+	maxInitOutput = 1 << 20
+)
+
+func newBox(c config, log *slog.Logger, keep *os.File) *box {
+	return &box{
+		dir: c.Dir, id: c.ID, maxOutput: cmp.Or(c.MaxOutput, DefaultMaxOutput), log: log, keep: keep,
+		execs: map[string]*execution{}, ended: make(chan struct{}),
+	}
+}
+
+// run starts the sandbox and returns when its first process runs.
+func (b *box) run(ctx context.Context, c config) error {
+	// The Sentry and the gofer outlive runsc run; they become children of this process.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become subreaper: %w", err)
+	}
+	pidFile := filepath.Join(b.dir, "pid")
+	argv := append([]string{}, c.Runsc...)
+	argv = append(argv,
+		"--root", filepath.Join(b.dir, "runsc"), "--log", b.logPath(), "--log-format", "json",
+		"--panic-log", b.panicPath(),
+		// Idle connections of ours are no reason for a Sentry that has ended to stay.
+		"--control-rpc-stop-timeout", "0",
+		"run", "--detach", "--pid-file", pidFile, "--bundle", b.dir)
+	var files []*os.File
+	if !c.Entrypoint {
+		program, err := sleeperFile()
+		if err != nil {
+			return err
+		}
+		defer program.Close()
+		files = append(files, program)
+		argv = append(argv, "--exec-fd", "3") // the first of ExtraFiles
+	}
+	cmd := exec.CommandContext(ctx, argv[0], append(argv[1:], b.id)...)
+	cmd.ExtraFiles = files
+	guest, err := b.initStreams(c.Entrypoint)
+	if err != nil {
+		return err
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = guest[0], guest[1], guest[2]
+	err = cmd.Run()
+	closeGuest(guest)
+	if err == nil {
+		err = b.found(pidFile)
+	} else {
+		err = fmt.Errorf("runsc did not start the sandbox: %w: %s", err, b.said())
+	}
+	b.tasks.Go(b.reap)
+	if err != nil {
+		b.giveUp(plain(err.Error()))
+		b.clear()
+		return err
+	}
+	for _, s := range b.init {
+		b.tasks.Go(s.drain)
+	}
+	b.tasks.Go(b.waitInit)
+	return nil
+}
+
+// clear ends what a runsc that failed has left, which no file may name.
+func (b *box) clear() {
+	for {
+		b.killChildren()
+		select {
+		case <-b.ended:
+			return
+		case <-time.After(clearPoll):
+		}
+	}
+}
+
+const clearPoll = 10 * time.Millisecond
+
+// initStreams returns the first process's streams: nothing, or its output into files.
+func (b *box) initStreams(entrypoint bool) (map[int]*os.File, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	guest := map[int]*os.File{0: null, 1: null, 2: null}
+	if !entrypoint {
+		return guest, nil
+	}
+	for fd, name := range []string{1: "stdout", 2: "stderr"} {
+		if name == "" {
+			continue
+		}
+		read, write, err := outputPipe()
+		if err != nil {
+			closeGuest(guest)
+			return nil, err
+		}
+		guest[fd] = write
+		b.init = append(b.init, newStream(InitOutputPath(b.dir, name), maxInitOutput, read, func() {}))
+	}
+	return guest, nil
+}
+
+// sleeperFile returns the sleeper as an open file without a name.
+func sleeperFile() (*os.File, error) {
+	program, err := sleeper(runtime.GOARCH)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+	}
+	fd, err := unix.MemfdCreate("sleeper", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "sleeper")
+	defer f.Close()
+	if _, err := f.Write(program); err != nil {
+		return nil, err
+	}
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // the Sentry takes one that can only be read
+}
+
+// found reads what runsc has left about the sandbox that it started.
+func (b *box) found(pidFile string) error {
+	raw, err := readBounded(pidFile)
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err != nil {
+		return fmt.Errorf("%s: %w", pidFile, err)
+	}
+	states, err := filepath.Glob(filepath.Join(b.dir, "runsc", "*.state"))
+	if err != nil || len(states) != 1 {
+		return fmt.Errorf("runsc left %d states in %s: %w", len(states), b.dir, err)
+	}
+	const maxState = 4 << 20 // it has the whole spec
+	raw, err = readAtMost(states[0], maxState)
+	if err != nil {
+		return err
+	}
+	var st struct {
+		Gofer   int `json:"goferPid"`
+		Sandbox struct {
+			Socket string `json:"controlSocketPath"`
+		} `json:"sandbox"`
+	}
+	if err := json.Unmarshal(raw, &st); err != nil || st.Sandbox.Socket == "" {
+		return fmt.Errorf("%s names no control socket: %w", states[0], err)
+	}
+	b.socket = st.Sandbox.Socket
+	b.sentry = sentry.New(b.socket, b.id)
+	b.state = State{PID: os.Getpid(), Sentry: pid, Gofer: st.Gofer, Started: time.Now().UTC().Round(0)}
+	b.mu.Lock()
+	b.sentryPID, b.goferPID = pid, st.Gofer
+	b.mu.Unlock()
+	return nil
+}
+
+func (b *box) logPath() string   { return filepath.Join(b.dir, "runsc.log") }
+func (b *box) panicPath() string { return filepath.Join(b.dir, "panic.log") }
+
+// said returns runsc's last error from its log, of JSON lines.
+func (b *box) said() string {
+	raw, err := readTail(b.logPath())
+	if err != nil {
+		return "it left no log"
+	}
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	var line struct{ Msg string }
+	if json.Unmarshal([]byte(lines[len(lines)-1]), &line) == nil && line.Msg != "" {
+		return plain(line.Msg)
+	}
+	return plain(lines[len(lines)-1])
+}
+
+// panicked returns the first line of what the Sentry's runtime said at its end.
+func (b *box) panicked() string {
+	raw, err := readTail(b.panicPath())
+	if err != nil {
+		return ""
+	}
+	for s := bufio.NewScanner(bytes.NewReader(raw)); s.Scan(); {
+		if line := strings.TrimSpace(s.Text()); strings.HasPrefix(line, "panic:") || strings.HasPrefix(line, "fatal error:") {
+			return plain(line)
+		}
+	}
+	return ""
+}
+
+// waitInit waits for the end of the first process, with which the Sentry ends.
+func (b *box) waitInit() {
+	status, err := b.sentry.Wait(context.Background()) // ends with the Sentry
+	if err != nil {
+		return // reap tells
+	}
+	b.mu.Lock()
+	b.initStatus, b.over = &status, true
+	b.mu.Unlock()
+	b.sentry.Close()
+	select {
+	case <-b.ended:
+	case <-time.After(endTimeout):
+		b.killProcesses()
+	}
+}
+
+// endTimeout is how long the Sentry may take to end after its first process, and
+// the gofer after the Sentry.
+const endTimeout = 5 * time.Second
+
+// giveUp ends a sandbox that is of no use any more, for a reason that its end tells.
+func (b *box) giveUp(reason string) {
+	b.mu.Lock()
+	if b.reason == "" {
+		b.reason = reason
+	}
+	b.mu.Unlock()
+	b.killProcesses()
+}
+
+// killProcesses kills the Sentry and the gofer. Their numbers are their own until
+// reap has waited for them.
+func (b *box) killProcesses() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.over = true
+	for _, pid := range []int{b.sentryPID, b.goferPID} {
+		if pid > 0 {
+			unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+}
+
+// stop is End: it kills the sandbox and waits for its end.
+func (b *box) stop(ctx context.Context) (Ended, error) {
+	b.mu.Lock()
+	if !b.over {
+		b.killed = true
+	}
+	b.mu.Unlock()
+	b.killProcesses()
+	return b.waitEnded(ctx)
+}
+
+func (b *box) waitEnded(ctx context.Context) (Ended, error) {
+	select {
+	case <-b.ended:
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.end, nil
+	case <-ctx.Done():
+		return Ended{}, context.Cause(ctx)
+	}
+}
+
+// left counts an exec that has ended.
+func (b *box) left(x *execution) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.running--
+	if x.state.Role == sandbox.ExecTool {
+		b.tools--
+	}
+}
+
+// current returns the state now.
+func (b *box) current() State {
+	paused, isPaused := b.pauseState()
+	b.mu.Lock()
+	s := b.state
+	s.Paused, s.Pauses, s.PausedFor = isPaused, b.pauses, paused.Milliseconds()
+	s.Execs, s.Running, s.Tools = int64(len(b.order)), b.running, b.tools
+	order := b.order
+	select {
+	case <-b.ended:
+		end := b.end
+		s.Ended = &end
+	default:
+	}
+	b.mu.Unlock()
+	for _, x := range order {
+		x.mu.Lock()
+		out, err := x.out, x.err
+		x.mu.Unlock()
+		if out != nil {
+			s.Output += out.state().Kept + err.state().Kept
+		}
+	}
+	return s
+}

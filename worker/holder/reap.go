@@ -1,0 +1,158 @@
+package holder
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"quarry/worker/sandbox"
+)
+
+// notKnown is the status of a process that was not waited for.
+const notKnown = -1
+
+// reap waits for every child: the Sentry, the gofer, and whatever else runsc left to
+// this process. When all have ended it makes the end of the sandbox.
+func (b *box) reap() {
+	end := Ended{Sentry: notKnown, Gofer: notKnown}
+	for {
+		// Seen first, and waited for with the lock held: until then its number is its own.
+		var seen unix.Siginfo
+		err := unix.Waitid(unix.P_ALL, 0, &seen, unix.WEXITED|unix.WNOWAIT|unix.WALL, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			break // there is no child
+		}
+		if b.reapOne(&end) {
+			// Without one of them the others are of no use; they see it, or are killed.
+			time.AfterFunc(endTimeout, b.killChildren)
+		}
+	}
+	b.finish(end)
+}
+
+// reapOne waits for a child that has ended, and reports whether it was the Sentry
+// or the gofer.
+func (b *box) reapOne(end *Ended) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var ws unix.WaitStatus
+	pid, err := unix.Wait4(-1, &ws, unix.WALL|unix.WNOHANG, nil)
+	switch {
+	case err != nil || pid <= 0:
+		return false
+	case pid == b.sentryPID:
+		b.sentryPID, end.Sentry = 0, int(ws)
+	case pid == b.goferPID:
+		b.goferPID, end.Gofer = 0, int(ws)
+	default:
+		return false
+	}
+	b.over = true
+	return true
+}
+
+// killChildren kills whatever is a child of this process.
+func (b *box) killChildren() {
+	lists, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil {
+		return
+	}
+	for _, list := range lists {
+		raw, err := os.ReadFile(list)
+		if err != nil {
+			continue
+		}
+		for pid := range strings.FieldsSeq(string(raw)) {
+			if n, err := strconv.Atoi(pid); err == nil && n > 1 {
+				unix.Kill(n, unix.SIGKILL)
+			}
+		}
+	}
+}
+
+// finish makes and records the end once every process of the sandbox is gone.
+func (b *box) finish(end Ended) {
+	b.mu.Lock()
+	b.over = true
+	order := b.order
+	b.mu.Unlock()
+	if b.sentry != nil {
+		b.sentry.Close()
+	}
+	deadline := time.After(finishTimeout)
+	for _, x := range order { // each sees the Sentry gone
+		select {
+		case <-x.ended:
+		case <-deadline:
+			b.log.Warn("exec does not end", "exec", x.state.ID)
+		}
+	}
+	for _, s := range b.init {
+		s.leave()
+	}
+	paused, _ := b.pauseState()
+	b.mu.Lock()
+	end.Killed, end.Init, end.At = b.killed, b.initStatus, time.Now().UTC().Round(0)
+	end.Pauses, end.PausedFor, end.Execs = b.pauses, paused.Milliseconds(), int64(len(b.order))
+	end.Message = b.reason
+	b.mu.Unlock()
+	if end.Message == "" && !end.Killed && end.Init == nil {
+		end.Message = b.whatEnded(end)
+	}
+	if err := writeRecord(endedPath(b.dir), endedRecord{endedFormat, end}); err != nil {
+		b.log.Error("end not recorded", "err", err)
+	}
+	if b.socket != "" {
+		os.Remove(b.socket) // runsc makes it elsewhere when the folder's path is long
+	}
+	if b.keep != nil {
+		b.keep.Close()
+	}
+	b.mu.Lock()
+	b.end = end
+	b.mu.Unlock()
+	close(b.ended)
+}
+
+// finishTimeout bounds the wait for execs whose Sentry is gone: they have but to
+// read what is left in pipes.
+const finishTimeout = 10 * time.Second
+
+// whatEnded says what is known of an end that nobody asked for.
+func (b *box) whatEnded(e Ended) string {
+	if p := b.panicked(); p != "" {
+		return p
+	}
+	return fmt.Sprintf("the Sentry %s, the gofer %s", describe(e.Sentry), describe(e.Gofer))
+}
+
+func describe(status int) string {
+	ws := unix.WaitStatus(status)
+	switch {
+	case status == notKnown:
+		return "was not seen to end"
+	case ws.Signaled():
+		return fmt.Sprintf("was ended by signal %d", ws.Signal())
+	}
+	return fmt.Sprintf("exited with %d", ws.ExitStatus())
+}
+
+// find finds an exec.
+func (b *box) find(id string) (*execution, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	x := b.execs[id]
+	if x == nil {
+		return nil, fmt.Errorf("%w: %s", sandbox.ErrExecUnknown, id[:min(len(id), maxExecID)])
+	}
+	return x, nil
+}

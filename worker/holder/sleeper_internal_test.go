@@ -1,0 +1,65 @@
+package holder
+
+import (
+	"bytes"
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestTheSleeperIsAProgram(t *testing.T) {
+	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
+		b, err := sleeper(arch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := elf.NewFile(bytes.NewReader(b))
+		if err != nil {
+			t.Fatalf("%s: %v", arch, err)
+		}
+		if f.Machine != machine || len(f.Progs) != 1 || f.Progs[0].Filesz != uint64(len(b)) || len(b) > 512 {
+			t.Errorf("%s: %+v, %d bytes", arch, f.FileHeader, len(b))
+		}
+	}
+	if _, err := sleeper("mips"); err == nil {
+		t.Error("a sleeper for an architecture that has none")
+	}
+}
+
+// It sleeps, and leaves no zombie of a child that it did not start.
+func TestTheSleeperSleeps(t *testing.T) {
+	b, err := sleeper(runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "sleeper")
+	if err := os.WriteFile(path, b, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	for {
+		raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "status"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		status := string(raw)
+		if strings.Contains(status, "State:\tZ") {
+			t.Fatal("it ended")
+		}
+		if strings.Contains(status, "State:\tS") && strings.Contains(status, "SigIgn:\t0000000000010000") {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
