@@ -83,11 +83,10 @@ var arrows = map[string][]string{
 	"worker/sentry/sentrytest": {"internal/need"},                                          // only tests import it
 	"worker/holder":            {"worker/sandbox", "worker/sentry", "internal/strictjson"}, // the shim links it: it must stay small
 
-	"worker/guest":      {"worker/guest/flat", "worker/guest/wire", "worker/sandbox"},
-	"worker/guest/flat": {},
+	"worker/guest":        {"worker/guest/flat", "worker/guest/wire", "worker/sandbox"},
+	"worker/guest/flat":   {},
 	"worker/network/wait": {}, // apart from the daemon that asks it
 
-	"worker/guest":      {"worker/guest/wire", "worker/sandbox"},
 	"worker/guest/wire": {}, // the helper in the guest links it: it must stay small
 
 	"worker/folder": {"worker/timeline", "rafs", "signer", "store/chunk", "store/image", "internal/durable", "internal/proc"},
