@@ -105,7 +105,9 @@ func (mt *Mount) Release(ctx context.Context) error {
 	}
 	defer l.Unlock()
 	err = os.Remove(mt.path)
-	mt.ref.Unlock()
+	if mt.ref != nil {
+		mt.ref.Unlock()
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

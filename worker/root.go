@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"strconv"
@@ -125,6 +126,9 @@ const (
 	maxAccountFile = 4 << 20
 )
 
+// ErrNoUser says that a user or group is in neither of the two files.
+var ErrNoUser = errors.New("not in the image's /etc/passwd or /etc/group")
+
 // errNoAccounts says that passwd or group is not a file to look users up in. An
 // image that names no user runs without it.
 var errNoAccounts = errors.New("no user can be looked up")
@@ -149,8 +153,12 @@ func (r *root) accounts(name string) ([][]string, error) {
 	if !st.Mode().IsRegular() || st.Size() > maxAccountFile {
 		return nil, fmt.Errorf("%w: %s in the image must be a regular file of at most %d bytes", errNoAccounts, name, maxAccountFile)
 	}
+	return parseAccounts(f, name)
+}
+
+func parseAccounts(r io.Reader, name string) ([][]string, error) {
 	var out [][]string
-	lines := bufio.NewScanner(f)
+	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxAccountLine)
 	for lines.Scan() {
 		const fields = 3 // name, password, id: what both files begin with
@@ -167,23 +175,27 @@ func (r *root) accounts(name string) ([][]string, error) {
 // lookupUser resolves user[:group] as docker does: names come from the image's
 // /etc/passwd and /etc/group; numbers need no entry; empty is root.
 func (r *root) lookupUser(spec string) (identity, error) {
+	passwd, err := r.accounts("/etc/passwd")
+	if spec != "" && err != nil || err != nil && !errors.Is(err, errNoAccounts) {
+		return identity{home: "/"}, err
+	}
+	group, err := r.accounts("/etc/group")
+	if spec != "" && err != nil || err != nil && !errors.Is(err, errNoAccounts) {
+		return identity{home: "/"}, err
+	}
+	return lookupIn(spec, passwd, group)
+}
+
+func lookupIn(spec string, passwd, group [][]string) (id identity, err error) {
 	userName, groupName, hasGroup := strings.Cut(spec, ":")
 	if userName == "" {
 		userName = "0"
 	}
-	id := identity{home: "/"}
-	passwd, err := r.accounts("/etc/passwd")
-	if spec != "" && err != nil || err != nil && !errors.Is(err, errNoAccounts) {
-		return id, err
-	}
-	group, err := r.accounts("/etc/group")
-	if spec != "" && err != nil || err != nil && !errors.Is(err, errNoAccounts) {
-		return id, err
-	}
+	id.home = "/"
 	entry := findAccount(passwd, userName)
 	if entry == nil {
 		if id.uid, err = parseID(userName); err != nil {
-			return id, fmt.Errorf("user %q is not in the image's /etc/passwd", userName)
+			return id, fmt.Errorf("user %q: %w", userName, ErrNoUser)
 		}
 	} else if err := id.fromPasswd(entry, group); err != nil {
 		return id, err
@@ -194,7 +206,7 @@ func (r *root) lookupUser(spec string) (identity, error) {
 			groupName = g[2]
 		}
 		if id.gid, err = parseID(groupName); err != nil {
-			return id, fmt.Errorf("group %q is not in the image's /etc/group", groupName)
+			return id, fmt.Errorf("group %q: %w", groupName, ErrNoUser)
 		}
 	}
 	return id, nil

@@ -31,6 +31,7 @@ type Command struct {
 	Started    func()           // called when the command runs, if not nil
 	Coming     <-chan uint32    // chunks that the reader has got, by number, to be read ahead of the command; nil for none
 	ended      func()           // called when it has ended
+	given      bool             // the program is none of the image's: it comes by a descriptor
 }
 
 // Ended says how a command ended.
@@ -128,24 +129,9 @@ func (w *Worker) runIn(ctx context.Context, im *folder.Image, mt *Mount, c Comma
 	return b.run(ctx, c)
 }
 
-// specOf is newSpec for a store that does not answer: it reads the image, and a
-// read of a mount cannot be interrupted, only left behind.
+// specOf is newSpec for a store that does not answer: it reads the image.
 func specOf(ctx context.Context, im *folder.Image, root string, c Command) (*specs.Spec, error) {
-	type made struct {
-		spec *specs.Spec
-		err  error
-	}
-	done := make(chan made, 1)
-	go func() { // ends with its reads, which the reader and the shim bound
-		spec, err := newSpec(im, root, c)
-		done <- made{spec, err}
-	}()
-	select {
-	case m := <-done:
-		return m.spec, m.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
+	return leaveBehind(ctx, func() (*specs.Spec, error) { return newSpec(im, root, c) })
 }
 
 // firstWrite notes when the first byte was written to any of its writers.

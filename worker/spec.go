@@ -90,16 +90,13 @@ func newProcess(r *root, config v1.ImageConfig, c Command) (*specs.Process, erro
 	if err := checkText(args, env, []string{cwd}); err != nil {
 		return nil, err
 	}
-	if err := r.checkCommand(args[0], cwd, env); err != nil {
-		return nil, err
-	}
-	caps := defaultCapabilities()
-	limited := &specs.LinuxCapabilities{Bounding: caps, Permitted: caps, Effective: caps}
-	if u.uid != 0 {
-		limited = &specs.LinuxCapabilities{Bounding: caps}
+	if !c.given {
+		if err := r.checkCommand(args[0], cwd, env); err != nil {
+			return nil, err
+		}
 	}
 	return &specs.Process{
-		Terminal: c.Terminal, Args: args, Env: env, Cwd: path.Clean(cwd), Capabilities: limited,
+		Terminal: c.Terminal, Args: args, Env: env, Cwd: path.Clean(cwd), Capabilities: Capabilities(u.uid),
 		User:    specs.User{UID: u.uid, GID: u.gid, AdditionalGids: u.groups},
 		Rlimits: []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 20, Soft: 1 << 20}},
 	}, nil
@@ -108,6 +105,9 @@ func newProcess(r *root, config v1.ImageConfig, c Command) (*specs.Process, erro
 // commandLine joins entrypoint and arguments as docker does: arguments replace
 // Cmd and follow Entrypoint; another entrypoint drops the image's Cmd.
 func commandLine(config v1.ImageConfig, c Command) ([]string, error) {
+	if c.given {
+		return []string{givenInit}, nil
+	}
 	entry, cmd := config.Entrypoint, config.Cmd
 	if len(c.Entrypoint) > 0 {
 		entry, cmd = c.Entrypoint, nil

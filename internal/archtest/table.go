@@ -74,7 +74,7 @@ var arrows = map[string][]string{
 	"worker/timeline":    {},
 	"worker/sandbox":     {"store/chunk"}, // the contract that api/sandboxes and worker/node share
 	"worker/cgroup":      {"internal/proc"},
-	"worker/node":        {"worker", "worker/holder", "worker/sentry", "worker/cgroup", "worker/folder", "worker/sandbox", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
+	"worker/node":        {"worker", "worker/cgroup", "worker/folder", "worker/guest", "worker/holder", "worker/network", "worker/reader", "worker/sandbox", "worker/sentry", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
 	"worker/network":     {"worker/network/dns", "worker/sandbox", "internal/proc"},
 	"worker/network/dns": {},
 	"worker/memory":      {},

@@ -100,6 +100,10 @@ func Locked(path string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
+// File is what the lock is on. A process that inherits it holds the lock too, however
+// this one ends, until both have closed it.
+func (l *Lock) File() *os.File { return l.f }
+
 // Unlock gives the lock back.
 func (l *Lock) Unlock() { l.f.Close() }
 

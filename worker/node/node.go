@@ -2,89 +2,225 @@ package node
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
-	"io"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
 
+	"quarry/internal/durable"
+	"quarry/internal/proc"
+	"quarry/internal/strictjson"
+	"quarry/store/chunk"
+	"quarry/worker/cgroup"
 	"quarry/worker/sandbox"
 )
 
 // ErrRunning says that another node has the folder.
 var ErrRunning = errors.New("another node runs on this worker folder")
 
-// Node keeps the sandboxes of one worker folder.
-type Node struct{}
+var _ sandbox.Node = (*Node)(nil)
 
-func (n *Node) Create(ctx context.Context, s sandbox.Spec, key string) (sandbox.Sandbox, bool, error) {
-	return sandbox.Sandbox{}, false, sandbox.ErrUnsupported
+// Node keeps the sandboxes of one worker folder.
+type Node struct {
+	c        Config
+	log      *slog.Logger
+	lock     *proc.Lock
+	identity identity
+	boot     string
+	tree     *cgroup.Tree // nil where control groups cannot be used
+	cannot   []string     // what this machine lacks
+	noCreate error        // why no sandbox can be made
+	runsc    string       // its version
+	events   *events
+	ledger   *ledger
+	records  records
+
+	mu       sync.Mutex // guards what follows
+	boxes    map[string]*box
+	ended    map[string]record
+	keys     map[string]keyed
+	draining bool
+	closed   bool
+
+	work sync.WaitGroup // the goroutines of boxes and the janitor
+	stop context.CancelFunc
+	life context.Context // ends with Close; nothing that a sandbox needs hangs on it
 }
-func (n *Node) Get(ctx context.Context, id string) (sandbox.Sandbox, error) {
-	return sandbox.Sandbox{}, sandbox.ErrUnknown
+
+// keyed is the sandbox that an idempotency key made.
+type keyed struct {
+	id   string
+	body chunk.Digest
 }
-func (n *Node) List(ctx context.Context, f sandbox.Filter) ([]sandbox.Sandbox, string, error) {
-	return nil, "", nil
+
+// identity is node.json in the worker folder.
+type identity struct {
+	Version int    `json:"version"`
+	Secret  string `json:"secret"` // hex; of the tokens of sandboxes
+	Epoch   uint64 `json:"epoch"`  // how often a node has begun
 }
-func (n *Node) Delete(ctx context.Context, id string) (sandbox.End, error) {
-	return sandbox.End{}, sandbox.ErrUnknown
+
+const (
+	identityVersion = 1
+	secretBytes     = 32
+)
+
+// Paths in the worker folder.
+func (c Config) boxesDir() string     { return filepath.Join(c.Dir.Path(), "node") }
+func (c Config) recordsDir() string   { return filepath.Join(c.Dir.Path(), "records") }
+func (c Config) identityPath() string { return filepath.Join(c.Dir.Path(), "node.json") }
+func (c Config) lockPath() string     { return filepath.Join(c.Dir.Path(), "node.lock") }
+
+// New opens the worker folder's node: it takes node.lock, checks runsc, and adopts or
+// ends every sandbox that an earlier node has left, which it waits for. Errors:
+// ErrRunning.
+func New(ctx context.Context, c Config) (*Node, error) {
+	for _, dir := range []string{c.boxesDir(), c.recordsDir()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	l, err := proc.TakeFree(ctx, c.lockPath())
+	if errors.Is(err, proc.ErrLocked) {
+		return nil, fmt.Errorf("%w: %s", ErrRunning, c.Dir.Path())
+	}
+	if err != nil {
+		return nil, err
+	}
+	n, err := open(ctx, c, l)
+	if err != nil {
+		l.Unlock()
+		return nil, err
+	}
+	return n, nil
 }
-func (n *Node) Authorize(ctx context.Context, id, token string) bool { return false }
-func (n *Node) Pause(ctx context.Context, id string) error           { return sandbox.ErrUnknown }
-func (n *Node) Resume(ctx context.Context, id string) error          { return sandbox.ErrUnknown }
-func (n *Node) SetTTL(ctx context.Context, id string, seconds int64) (sandbox.Sandbox, error) {
-	return sandbox.Sandbox{}, sandbox.ErrUnknown
+
+func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
+	c, err := c.withDefaults(c.boxesDir())
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{
+		c: c, log: c.Log, lock: l, records: records{c.recordsDir()},
+		boxes: map[string]*box{}, ended: map[string]record{}, keys: map[string]keyed{},
+	}
+	if n.log == nil {
+		n.log = slog.New(slog.DiscardHandler)
+	}
+	if err := l.Sign(); err != nil {
+		n.log.WarnContext(ctx, "the node's lock does not name it", "err", err)
+	}
+	if n.boot, err = bootID(); err != nil {
+		return nil, err
+	}
+	if err := n.begin(); err != nil {
+		return nil, err
+	}
+	n.events = newEvents(n.identity.Epoch)
+	n.ledger = newLedger(amount{int64(c.MaxSandboxes), c.Memory, c.Disk, c.PIDs}, c.Creates)
+	n.life, n.stop = context.WithCancel(context.WithoutCancel(ctx))
+	n.look(ctx)
+	if err := n.loadRecords(ctx); err != nil {
+		return nil, err
+	}
+	if err := n.adoptAll(ctx); err != nil {
+		n.stop()
+		n.work.Wait()
+		return nil, err
+	}
+	n.work.Go(n.janitor)
+	return n, nil
 }
-func (n *Node) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
-	return sandbox.Usage{}, sandbox.ErrUnknown
+
+// begin reads who the node is, and counts that it begins once more: see eventEpoch.
+func (n *Node) begin() error {
+	raw, err := readBounded(n.c.identityPath())
+	id := identity{Version: identityVersion}
+	if err == nil {
+		if id, err = decodeIdentity(raw); err != nil {
+			err = fmt.Errorf("%s: %w", n.c.identityPath(), err)
+		}
+	} else if errors.Is(err, fs.ErrNotExist) {
+		secret := make([]byte, secretBytes)
+		rand.Read(secret)
+		id.Secret, err = hex.EncodeToString(secret), nil
+	}
+	if err != nil {
+		return err
+	}
+	id.Epoch++
+	if raw, err = json.Marshal(id); err != nil {
+		return err
+	}
+	n.identity = id
+	return durable.WriteFile(n.c.identityPath(), raw, 0o600)
 }
-func (n *Node) Exec(ctx context.Context, id string, e sandbox.ExecSpec) (sandbox.ExecState, error) {
-	return sandbox.ExecState{}, sandbox.ErrUnknown
+
+func decodeIdentity(raw []byte) (identity, error) {
+	id, err := strictjson.Decode[identity](raw, maxJournal)
+	if err != nil {
+		return identity{}, err
+	}
+	if id.Version != identityVersion {
+		return identity{}, fmt.Errorf("version %d, this program knows %d", id.Version, identityVersion)
+	}
+	if b, err := hex.DecodeString(id.Secret); err != nil || len(b) != secretBytes {
+		return identity{}, fmt.Errorf("the secret is not %d bytes in hex", secretBytes)
+	}
+	return id, nil
 }
-func (n *Node) WaitExec(ctx context.Context, id, exec string, out, err int64) (sandbox.ExecState, error) {
-	return sandbox.ExecState{}, sandbox.ErrUnknown
+
+// token is a sandbox's own: whoever has it may use that sandbox alone. It follows from
+// the id and the node's secret, so that a create that is asked for again tells it again.
+func (n *Node) token(id string) string {
+	m := hmac.New(sha256.New, []byte(n.identity.Secret))
+	m.Write([]byte("quarry sandbox token " + id))
+	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
 }
-func (n *Node) Execs(ctx context.Context, id string) ([]sandbox.ExecState, error) {
-	return nil, sandbox.ErrUnknown
+
+// Authorize implements sandbox.Node.
+func (n *Node) Authorize(_ context.Context, id, token string) bool {
+	n.mu.Lock()
+	_, live := n.boxes[id]
+	_, over := n.ended[id]
+	n.mu.Unlock()
+	return hmac.Equal([]byte(token), []byte(n.token(id))) && (live || over)
 }
-func (n *Node) Output(ctx context.Context, id, exec, stream string, offset int64, w io.Writer) (int64, error) {
-	return 0, sandbox.ErrUnknown
+
+func (n *Node) now() time.Time { return n.c.Now() }
+
+// Close lets the folder go and leaves the sandboxes running, for the next node. It
+// waits for creates under way to settle and for ends under way.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
+	n.stop()
+	n.work.Wait()
+	n.lock.Unlock()
+	return nil
 }
-func (n *Node) Stdin(ctx context.Context, id, exec string, offset int64, r io.Reader, end bool) (int64, error) {
-	return 0, sandbox.ErrUnknown
+
+// box finds a sandbox that has not ended. Errors: sandbox.ErrUnknown,
+// *sandbox.EndedError.
+func (n *Node) box(id string) (*box, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if r, ok := n.ended[id]; ok {
+		return nil, &sandbox.EndedError{ID: id, End: *r.Sandbox.End}
+	}
+	if b, ok := n.boxes[id]; ok {
+		return b, nil
+	}
+	return nil, fmt.Errorf("%w: %q", sandbox.ErrUnknown, id)
 }
-func (n *Node) Signal(ctx context.Context, id, exec string, signal int) error {
-	return sandbox.ErrUnknown
-}
-func (n *Node) Resize(ctx context.Context, id, exec string, w sandbox.Window) error {
-	return sandbox.ErrUnknown
-}
-func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOptions, begin func(sandbox.FileInfo) error, w io.Writer) error {
-	return sandbox.ErrUnknown
-}
-func (n *Node) WriteFile(ctx context.Context, id, path string, o sandbox.WriteOptions, r io.Reader) (sandbox.FileInfo, error) {
-	return sandbox.FileInfo{}, sandbox.ErrUnknown
-}
-func (n *Node) StatFile(ctx context.Context, id, path string) (sandbox.FileInfo, error) {
-	return sandbox.FileInfo{}, sandbox.ErrUnknown
-}
-func (n *Node) ListFiles(ctx context.Context, id, path string, depth int) ([]sandbox.FileInfo, error) {
-	return nil, sandbox.ErrUnknown
-}
-func (n *Node) RemoveFile(ctx context.Context, id, path string) error { return sandbox.ErrUnknown }
-func (n *Node) TarDown(ctx context.Context, id string, o sandbox.TarOptions, w io.Writer) error {
-	return sandbox.ErrUnknown
-}
-func (n *Node) TarUp(ctx context.Context, id, path string, r io.Reader) error {
-	return sandbox.ErrUnknown
-}
-func (n *Node) Give(ctx context.Context, id string, s sandbox.Share) error { return sandbox.ErrUnknown }
-func (n *Node) Take(ctx context.Context, id, target string) error          { return sandbox.ErrUnknown }
-func (n *Node) SetNetwork(ctx context.Context, id string, p sandbox.Policy) (sandbox.Network, error) {
-	return sandbox.Network{}, sandbox.ErrUnknown
-}
-func (n *Node) Events(ctx context.Context, after uint64, id string, fn func(sandbox.Event) error) error {
-	<-ctx.Done()
-	return ctx.Err()
-}
-func (n *Node) Status(ctx context.Context) (sandbox.NodeStatus, error) {
-	return sandbox.NodeStatus{}, nil
-}
-func (n *Node) Drain(ctx context.Context, end bool) error { return nil }

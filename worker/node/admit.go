@@ -1,0 +1,201 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"quarry/worker/sandbox"
+)
+
+// amount is what a sandbox takes of the node.
+type amount struct {
+	sandboxes, memory, disk, pids int64
+}
+
+func amountOf(s sandbox.Spec) amount {
+	return amount{sandboxes: 1, memory: s.MemoryRequest << 20, disk: s.DiskMB << 20, pids: s.PIDs}
+}
+
+// hostPIDs is the host's limit for a guest's. Each thread of the guest may have one on
+// the host, and the Sentry has some of its own. The kernel ends a Sentry that is
+// refused one, so the guest's own limit, of each of its users, is reached long before.
+func hostPIDs(guest int64) int64 { return 2*guest + 256 }
+
+// ledger is what is given away. What a sandbox takes is given back once it has ended.
+type ledger struct {
+	mu      sync.Mutex // guards what follows
+	has     amount
+	used    amount
+	queued  int
+	refused map[string]int64
+	running int           // creates under way
+	free    chan struct{} // has an element for each create that may begin
+}
+
+func newLedger(has amount, creates int) *ledger {
+	l := &ledger{has: has, refused: map[string]int64{}, free: make(chan struct{}, creates)}
+	for range creates {
+		l.free <- struct{}{}
+	}
+	return l
+}
+
+// A client that is refused comes again when a sandbox may have ended, or a create.
+const (
+	retryCapacity = 5 * time.Second
+	retryCreates  = time.Second
+)
+
+// take takes an amount, or says what there is not enough of. Errors: *sandbox.Busy.
+func (l *ledger) take(a amount, maxQueued int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	what := ""
+	switch {
+	case l.queued >= maxQueued+cap(l.free):
+		l.refused["creates"]++
+		return &sandbox.Busy{Err: sandbox.ErrRate, What: "creates", RetryAfter: retryCreates}
+	case l.used.sandboxes+a.sandboxes > l.has.sandboxes:
+		what = "sandboxes"
+	case l.used.memory+a.memory > l.has.memory:
+		what = "memory"
+	case l.used.disk+a.disk > l.has.disk:
+		what = "disk"
+	case l.used.pids+a.pids > l.has.pids:
+		what = "pids"
+	}
+	if what != "" {
+		l.refused[what]++
+		return &sandbox.Busy{Err: sandbox.ErrCapacity, What: what, RetryAfter: retryCapacity}
+	}
+	l.add(a)
+	l.queued++
+	return nil
+}
+
+// adopt takes an amount that an earlier node has given.
+func (l *ledger) adopt(a amount) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.add(a)
+}
+
+func (l *ledger) add(a amount) {
+	l.used.sandboxes += a.sandboxes
+	l.used.memory += a.memory
+	l.used.disk += a.disk
+	l.used.pids += a.pids
+}
+
+func (l *ledger) giveBack(a amount) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.add(amount{-a.sandboxes, -a.memory, -a.disk, -a.pids})
+}
+
+// refuse counts a refusal that take did not make.
+func (l *ledger) refuse(what string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refused[what]++
+}
+
+// turn waits for the turn of a create that take has let in. The caller gives it back
+// with done, also when ctx has ended.
+func (l *ledger) turn(ctx context.Context) (done func(), err error) {
+	dequeue := func() {
+		l.mu.Lock()
+		l.queued--
+		l.mu.Unlock()
+	}
+	select {
+	case <-l.free:
+		return func() { l.free <- struct{}{}; dequeue() }, nil
+	case <-ctx.Done():
+		return dequeue, context.Cause(ctx)
+	}
+}
+
+// machine returns what this machine has: bytes of memory, and of the disk of a folder
+// what is free, and processes.
+func machine(dir string) (memory, disk, pids int64, err error) {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0, 0, 0, err
+	}
+	memory = int64(info.Totalram) * int64(info.Unit)
+	if disk, err = freeDisk(dir); err != nil {
+		return 0, 0, 0, err
+	}
+	raw, err := readBounded("/proc/sys/kernel/pid_max")
+	if err == nil {
+		pids, err = strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+	}
+	if err != nil {
+		return 0, 0, 0, fmt.Errorf("how many processes this machine can have: %w", err)
+	}
+	return memory, disk, pids, nil
+}
+
+func freeDisk(dir string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("free room of %s: %w", dir, err)
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}
+
+func orInt[T int | int64 | time.Duration](v, def T) T {
+	if v == 0 {
+		return def
+	}
+	return v
+}
+
+// withDefaults fills in what a Config does not say.
+func (c Config) withDefaults(dir string) (Config, error) {
+	if c.Worker == nil || c.Fetch == nil {
+		return c, errors.New("a node needs a worker, and a way to images")
+	}
+	memory, disk, pids, err := machine(dir)
+	if err != nil {
+		return c, err
+	}
+	cpus := runtime.NumCPU()
+	c.MaxSandboxes = orInt(c.MaxSandboxes, 256)
+	c.Memory = orInt(c.Memory, memory/10*9)
+	c.Disk = orInt(c.Disk, disk/10*9)
+	c.PIDs = orInt(c.PIDs, pids-pids/8)
+	c.Creates = orInt(c.Creates, 2*cpus)
+	c.QueuedCreates = orInt(c.QueuedCreates, 256)
+	c.CreateTimeout = orInt(c.CreateTimeout, 5*time.Minute)
+	c.MaxRecords = orInt(c.MaxRecords, 4096)
+	c.RecordAge = orInt(c.RecordAge, 7*24*time.Hour)
+	c.Max.CPUMilli = orInt(c.Max.CPUMilli, int64(cpus)*1000)
+	c.Max.MemoryMB = orInt(c.Max.MemoryMB, c.Memory>>20)
+	c.Max.DiskMB = orInt(c.Max.DiskMB, max(c.Disk>>20, 1))
+	c.Max.PIDs = orInt(c.Max.PIDs, c.PIDs/4)
+	c.Default.CPUMilli = min(orInt(c.Default.CPUMilli, 1000), c.Max.CPUMilli)
+	c.Default.MemoryMB = min(orInt(c.Default.MemoryMB, 1024), c.Max.MemoryMB)
+	c.Default.DiskMB = min(orInt(c.Default.DiskMB, 4096), c.Max.DiskMB)
+	c.Default.PIDs = min(orInt(c.Default.PIDs, 512), c.Max.PIDs)
+	c.Default.TTL = orInt(c.Default.TTL, 24*time.Hour)
+	if c.Max.TTL > 0 {
+		c.Default.TTL = min(c.Default.TTL, c.Max.TTL)
+	}
+	if c.CgroupParent == "" {
+		c.CgroupParent = "/quarry"
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return c, nil
+}

@@ -1,0 +1,75 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"quarry/worker/sandbox"
+)
+
+func TestWhatIsNotThereIsNotGiven(t *testing.T) {
+	one := amount{sandboxes: 1, memory: 10, disk: 10, pids: 10}
+	for what, has := range map[string]amount{
+		"sandboxes": {1, 100, 100, 100}, "memory": {9, 19, 100, 100}, "disk": {9, 100, 19, 100}, "pids": {9, 100, 100, 19},
+	} {
+		l := newLedger(has, 1)
+		if err := l.take(one, 9); err != nil {
+			t.Fatal(err)
+		}
+		var busy *sandbox.Busy
+		if err := l.take(one, 9); !errors.As(err, &busy) || busy.What != what || !errors.Is(err, sandbox.ErrCapacity) || busy.RetryAfter <= 0 {
+			t.Errorf("%s: got %v", what, err)
+		}
+		if l.refused[what] != 1 {
+			t.Errorf("%s: counted %v", what, l.refused)
+		}
+		l.giveBack(one)
+		if err := l.take(one, 9); err != nil {
+			t.Errorf("%s: what was given back is not there: %v", what, err)
+		}
+	}
+}
+
+func TestTheQueueOfCreatesIsBounded(t *testing.T) {
+	l := newLedger(amount{100, 100, 100, 100}, 2)
+	none := amount{sandboxes: 1}
+	for range 2 + 3 {
+		if err := l.take(none, 3); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.take(none, 3); !errors.Is(err, sandbox.ErrRate) {
+		t.Errorf("got %v", err)
+	}
+	done, err := l.turn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	done()
+	if err := l.take(none, 3); err != nil {
+		t.Errorf("a place that was left is not free: %v", err)
+	}
+	// Both turns are there again, and who gives up waiting leaves the queue.
+	var all []func()
+	for range 2 {
+		done, err := l.turn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, done)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("why")
+	cancel(why)
+	done, err = l.turn(ctx)
+	if !errors.Is(err, why) {
+		t.Errorf("got %v", err)
+	}
+	for _, d := range append(all, done) {
+		d()
+	}
+	if l.queued != 5-3 {
+		t.Errorf("%d are queued", l.queued)
+	}
+}

@@ -1,0 +1,280 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"quarry/worker/holder"
+	"quarry/worker/sandbox"
+)
+
+// watchAgain is how often the end of an exec is asked for that could not be asked for.
+const watchAgain = 500 * time.Millisecond
+
+// Exec implements sandbox.Node.
+func (n *Node) Exec(ctx context.Context, id string, e sandbox.ExecSpec) (sandbox.ExecState, error) {
+	b, err := n.running(id)
+	if err != nil {
+		return sandbox.ExecState{}, err
+	}
+	done := b.use()
+	p, err := b.process(ctx, e)
+	if err != nil {
+		done()
+		return sandbox.ExecState{}, err
+	}
+	// What was begun is known by its id, whoever waits for the answer.
+	st, err := b.h.Exec(ctx, e, p)
+	if err != nil {
+		done()
+		return st, b.explain(ctx, err)
+	}
+	b.watch(st, done)
+	return st, nil
+}
+
+// process says as whom and where a command runs.
+func (b *box) process(ctx context.Context, e sandbox.ExecSpec) (holder.Process, error) {
+	if err := checkExec(e); err != nil {
+		return holder.Process{}, err
+	}
+	base := b.base
+	p := holder.Process{
+		Argv: e.Argv, Env: base.Env, WorkDir: base.Cwd, UID: base.User.UID, GID: base.User.GID, Groups: base.User.AdditionalGids,
+		Capabilities: bits(base.Capabilities), NoNewPrivs: base.NoNewPrivileges,
+	}
+	switch {
+	case e.Session != "":
+		p.Argv = nil // the holder's own
+	case e.Shell != "":
+		p.Argv = []string{"/bin/sh", "-c", e.Shell}
+	}
+	if e.PTY != nil {
+		p.Env = withEnv([]string{"TERM=xterm"}, p.Env)
+	}
+	if e.User != "" {
+		a, err := b.account(ctx, e.User)
+		if err != nil {
+			return holder.Process{}, err
+		}
+		p.UID, p.GID, p.Groups = a.UID, a.GID, a.Groups
+		p.Capabilities = bits(capabilitiesOf(a.UID))
+		p.Env = withEnv(p.Env, []string{"HOME=" + a.Home})
+	}
+	p.Env = withEnv(p.Env, e.Env)
+	if e.WorkDir != "" {
+		p.WorkDir = e.WorkDir
+		if !path.IsAbs(p.WorkDir) {
+			p.WorkDir = path.Join(base.Cwd, p.WorkDir)
+		}
+	}
+	return p, nil
+}
+
+// checkExec holds a command against what one can be.
+func checkExec(e sandbox.ExecSpec) error {
+	if !holder.ValidExecID(e.ID) {
+		return invalid("exec_id %q: want letters, digits, . _ and -, at most 128, and no dot or hyphen first", e.ID)
+	}
+	kinds := 0
+	for _, has := range []bool{len(e.Argv) > 0, e.Session == "" && e.Shell != "", e.Session != ""} {
+		if has {
+			kinds++
+		}
+	}
+	if kinds != 1 || e.Session != "" && e.Shell == "" || len(e.Argv) > 0 && e.Argv[0] == "" {
+		return invalid("exec: want one of argv, shell, and session with shell")
+	}
+	for _, err := range []error{
+		checkList("argv and shell", append(slices.Clone(e.Argv), e.Shell), maxArgs+1, 4*maxArgsBytes),
+		checkList("env", e.Env, maxEnv, maxEnvBytes),
+		checkList("cwd and user", []string{e.WorkDir, e.User}, 2, maxPath),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	for _, kv := range e.Env {
+		if name, _, ok := strings.Cut(kv, "="); !ok || name == "" {
+			return invalid("env %q: want NAME=VALUE", kv)
+		}
+	}
+	if e.Role != "" && e.Role != sandbox.ExecAgent && e.Role != sandbox.ExecTool {
+		return invalid("role %q: want %s or %s", e.Role, sandbox.ExecAgent, sandbox.ExecTool)
+	}
+	if e.Timeout < 0 || e.KillGrace < 0 || e.MaxOutput < 0 || e.MaxOutput > holder.MaxOutput {
+		return invalid("timeout_ms, kill_grace_ms and max_output_bytes: want 0 or more, and at most %d bytes", holder.MaxOutput)
+	}
+	return nil
+}
+
+// withEnv returns a list of K=V with those of another over it.
+func withEnv(env, over []string) []string {
+	out := slices.Clone(env)
+	at := make(map[string]int, len(out))
+	for i, kv := range out {
+		name, _, _ := strings.Cut(kv, "=")
+		at[name] = i
+	}
+	for _, kv := range over {
+		name, _, _ := strings.Cut(kv, "=")
+		if i, ok := at[name]; ok {
+			out[i] = kv
+			continue
+		}
+		at[name] = len(out)
+		out = append(out, kv)
+	}
+	return out
+}
+
+// watch calls done when an exec has ended, and tells of its begin and end, once each.
+func (b *box) watch(st sandbox.ExecState, done func()) {
+	b.mu.Lock()
+	known := b.watched[st.ID]
+	b.watched[st.ID] = true
+	b.mu.Unlock()
+	if known {
+		done()
+		return
+	}
+	b.tellExec("exec_started", st.ID)
+	b.n.work.Go(func() {
+		defer done()
+		for !final(st) {
+			next, err := b.h.WaitExec(b.n.life, st.ID, maxOffset, maxOffset)
+			switch {
+			case err == nil:
+				st = next
+				continue
+			case b.n.life.Err() != nil || errors.Is(err, sandbox.ErrExecUnknown):
+				return
+			}
+			select {
+			case <-b.dead:
+				return
+			case <-b.over:
+				return
+			case <-b.n.life.Done():
+				return
+			case <-time.After(watchAgain):
+			}
+		}
+		b.tellExec("exec_ended", st.ID)
+	})
+}
+
+func final(st sandbox.ExecState) bool {
+	return st.State == sandbox.ExecExited || st.State == sandbox.ExecUnknown
+}
+
+func (b *box) tellExec(kind, exec string) {
+	b.n.events.add(sandbox.Event{At: b.n.now().UTC(), Sandbox: b.id, Type: kind, Exec: exec})
+}
+
+// maxOffset is more output than there can be.
+const maxOffset = 1 << 62
+
+// WaitExec implements sandbox.Node.
+func (n *Node) WaitExec(ctx context.Context, id, exec string, out, errOut int64) (sandbox.ExecState, error) {
+	b, err := n.running(id)
+	if err != nil {
+		return sandbox.ExecState{}, err
+	}
+	st, err := b.h.WaitExec(ctx, exec, out, errOut)
+	return st, b.explain(ctx, err)
+}
+
+// Execs implements sandbox.Node.
+func (n *Node) Execs(ctx context.Context, id string) ([]sandbox.ExecState, error) {
+	b, err := n.running(id)
+	if err != nil {
+		return nil, err
+	}
+	list, err := b.h.Execs(ctx)
+	return list, b.explain(ctx, err)
+}
+
+// Output implements sandbox.Node.
+func (n *Node) Output(ctx context.Context, id, exec, stream string, offset int64, w io.Writer) (int64, error) {
+	if stream != "stdout" && stream != "stderr" || offset < 0 {
+		return 0, invalid("output %q from %d: want stdout or stderr, from 0 on", stream, offset)
+	}
+	b, err := n.running(id)
+	if err != nil {
+		return 0, err
+	}
+	st, err := b.h.WaitExec(ctx, exec, -1, -1) // as it is now
+	if err != nil {
+		return 0, b.explain(ctx, err)
+	}
+	kept := st.Stdout.Kept
+	if stream == "stderr" {
+		kept = st.Stderr.Kept
+	}
+	if offset > kept {
+		return 0, invalid("output from %d: there are %d bytes", offset, kept)
+	}
+	if offset == kept {
+		return 0, nil
+	}
+	f, err := os.Open(holder.OutputPath(b.dir, exec, stream))
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", sandbox.ErrRuntime, err)
+	}
+	defer f.Close()
+	return io.Copy(w, io.NewSectionReader(f, offset, kept-offset))
+}
+
+// stdinChunk is how much of a stdin one call of the holder carries.
+const stdinChunk = 256 << 10
+
+// Stdin implements sandbox.Node.
+func (n *Node) Stdin(ctx context.Context, id, exec string, offset int64, r io.Reader, end bool) (int64, error) {
+	b, err := n.running(id)
+	if err != nil {
+		return 0, err
+	}
+	defer b.use()()
+	buf := make([]byte, stdinChunk)
+	for {
+		k, readErr := io.ReadFull(r, buf)
+		last := errors.Is(readErr, io.EOF) || errors.Is(readErr, io.ErrUnexpectedEOF)
+		if readErr != nil && !last {
+			return offset, readErr
+		}
+		next, err := b.h.Stdin(ctx, exec, offset, buf[:k], end && last)
+		if err != nil {
+			return max(offset, next), b.explain(ctx, err)
+		}
+		offset = next
+		if last {
+			return offset, nil
+		}
+	}
+}
+
+// Signal implements sandbox.Node.
+func (n *Node) Signal(ctx context.Context, id, exec string, signal int) error {
+	b, err := n.running(id)
+	if err != nil {
+		return err
+	}
+	return b.explain(ctx, b.h.Signal(ctx, exec, signal))
+}
+
+// Resize implements sandbox.Node.
+func (n *Node) Resize(ctx context.Context, id, exec string, w sandbox.Window) error {
+	b, err := n.running(id)
+	if err != nil {
+		return err
+	}
+	return b.explain(ctx, b.h.Resize(ctx, exec, w))
+}

@@ -1,0 +1,180 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"quarry/worker/guest"
+	"quarry/worker/holder"
+	"quarry/worker/sandbox"
+	"quarry/worker/sentry"
+)
+
+// runner runs the helper of file calls in a guest.
+type runner struct {
+	b       *box
+	program string
+}
+
+// Run implements guest.Runner.
+func (r runner) Run(ctx context.Context, argv []string, stdin, stdout, stderr *os.File) (int, error) {
+	return r.run(ctx, bits(capabilitiesOf(0)), argv, stdin, stdout, stderr)
+}
+
+// RunAdmin is Run with the right to mount.
+func (r runner) RunAdmin(ctx context.Context, argv []string, stdin, stdout, stderr *os.File) (int, error) {
+	c := capabilitiesOf(0)
+	more := bitsOf([]string{"CAP_SYS_ADMIN"})
+	caps := bits(c)
+	return r.run(ctx, sentry.Capabilities{
+		Permitted: caps.Permitted | more, Effective: caps.Effective | more, Bounding: caps.Bounding | more,
+	}, argv, stdin, stdout, stderr)
+}
+
+func (r runner) run(ctx context.Context, caps sentry.Capabilities, argv []string, stdin, stdout, stderr *os.File) (int, error) {
+	f, err := os.Open(r.program)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	st, err := r.b.h.RunHelper(ctx, holder.Helper{
+		Process: holder.Process{Argv: argv, WorkDir: "/", Capabilities: caps},
+		Program: f, Stdin: stdin, Stdout: stdout, Stderr: stderr,
+	})
+	return st.Code, err
+}
+
+// Cat implements guest.Runner.
+func (r runner) Cat(ctx context.Context, path string, out *os.File) error {
+	return r.b.h.Cat(ctx, path, out)
+}
+
+// newFiles returns the files of a sandbox that runs.
+func (b *box) newFiles() *guest.Files {
+	return guest.New(guest.Config{Runner: runner{b, b.n.c.Guest}, WorkDir: b.base.Cwd, Spool: filepath.Join(b.dir, "spool"), Log: b.n.log})
+}
+
+// withFiles calls fn with a sandbox's files. It counts as use.
+func (n *Node) withFiles(ctx context.Context, id string, fn func(b *box, f *guest.Files) error) error {
+	b, err := n.running(id)
+	if err != nil {
+		return err
+	}
+	if n.c.Guest == "" {
+		return fmt.Errorf("%w: it has no quarry-guest", sandbox.ErrUnsupported)
+	}
+	defer b.use()()
+	b.mu.Lock()
+	if b.files == nil {
+		b.files = b.newFiles()
+	}
+	f := b.files
+	b.mu.Unlock()
+	return b.explain(ctx, fn(b, f))
+}
+
+// awake refuses what needs the guest's tasks while they stand.
+func (b *box) awake() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.paused.now {
+		return fmt.Errorf("%w: it is paused", sandbox.ErrNotReady)
+	}
+	return nil
+}
+
+// ReadFile implements sandbox.Node.
+func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOptions, begin func(sandbox.FileInfo) error, w io.Writer) error {
+	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
+		if b.awake() != nil {
+			return f.ReadPaused(ctx, path, o, begin, w)
+		}
+		return f.Read(ctx, path, o, begin, w)
+	})
+}
+
+// WriteFile implements sandbox.Node.
+func (n *Node) WriteFile(ctx context.Context, id, path string, o sandbox.WriteOptions, r io.Reader) (info sandbox.FileInfo, err error) {
+	err = n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
+		if err := b.awake(); err != nil {
+			return err
+		}
+		owner := guest.Owner{UID: b.base.User.UID, GID: b.base.User.GID}
+		if o.User != "" {
+			a, err := b.account(ctx, o.User)
+			if err != nil {
+				return err
+			}
+			owner = guest.Owner{UID: a.UID, GID: a.GID}
+		}
+		info, err = f.Write(ctx, path, o, owner, r)
+		return err
+	})
+	return info, err
+}
+
+// StatFile implements sandbox.Node.
+func (n *Node) StatFile(ctx context.Context, id, path string) (info sandbox.FileInfo, err error) {
+	err = n.awakeFiles(ctx, id, func(f *guest.Files) error {
+		info, err = f.Stat(ctx, path)
+		return err
+	})
+	return info, err
+}
+
+// ListFiles implements sandbox.Node.
+func (n *Node) ListFiles(ctx context.Context, id, path string, depth int) (list []sandbox.FileInfo, err error) {
+	err = n.awakeFiles(ctx, id, func(f *guest.Files) error {
+		list, err = f.List(ctx, path, depth)
+		return err
+	})
+	return list, err
+}
+
+// RemoveFile implements sandbox.Node.
+func (n *Node) RemoveFile(ctx context.Context, id, path string) error {
+	return n.awakeFiles(ctx, id, func(f *guest.Files) error { return f.Remove(ctx, path) })
+}
+
+// TarDown implements sandbox.Node.
+func (n *Node) TarDown(ctx context.Context, id string, o sandbox.TarOptions, w io.Writer) error {
+	return n.awakeFiles(ctx, id, func(f *guest.Files) error { return f.TarDown(ctx, o, w) })
+}
+
+// TarUp implements sandbox.Node.
+func (n *Node) TarUp(ctx context.Context, id, path string, r io.Reader) error {
+	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
+		if err := b.awake(); err != nil {
+			return err
+		}
+		return f.TarUp(ctx, path, guest.Owner{UID: b.base.User.UID, GID: b.base.User.GID}, r)
+	})
+}
+
+// awakeFiles is withFiles of a sandbox that is not paused.
+func (n *Node) awakeFiles(ctx context.Context, id string, fn func(*guest.Files) error) error {
+	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
+		if err := b.awake(); err != nil {
+			return err
+		}
+		return fn(f)
+	})
+}
+
+// Give implements sandbox.Node.
+func (n *Node) Give(ctx context.Context, id string, s sandbox.Share) error {
+	if err := n.checkShare(s); err != nil {
+		return err
+	}
+	return n.awakeFiles(ctx, id, func(f *guest.Files) error {
+		return fmt.Errorf("%w: shares come with the create", sandbox.ErrUnsupported)
+	})
+}
+
+// Take implements sandbox.Node.
+func (n *Node) Take(ctx context.Context, id, target string) error {
+	return n.awakeFiles(ctx, id, func(f *guest.Files) error { return f.Take(ctx, target) })
+}

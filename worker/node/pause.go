@@ -1,0 +1,110 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"quarry/worker/holder"
+	"quarry/worker/sandbox"
+)
+
+// retryPause is when a pause may be tried again that a running command forbids.
+const retryPause = time.Second
+
+// Pause implements sandbox.Node. While a tool exec runs it is a *sandbox.Busy: what
+// counts the guest's own time must not see it stand still.
+func (n *Node) Pause(ctx context.Context, id string) error {
+	b, err := n.running(id)
+	if err != nil {
+		return err
+	}
+	b.pausing.Lock()
+	defer b.pausing.Unlock()
+	// A caller that goes away must not leave it unknown whether the guest stands.
+	err = b.h.Pause(context.WithoutCancel(ctx), false)
+	if errors.Is(err, holder.ErrBusy) {
+		return fmt.Errorf("%w: %w", &sandbox.Busy{Err: sandbox.ErrRate, What: "pause", RetryAfter: retryPause}, err)
+	}
+	if err != nil {
+		return b.explain(ctx, err)
+	}
+	if b.notePause(true) {
+		b.tell("paused")
+	}
+	return nil
+}
+
+// Resume implements sandbox.Node.
+func (n *Node) Resume(ctx context.Context, id string) error {
+	b, err := n.running(id)
+	if err != nil {
+		return err
+	}
+	b.pausing.Lock()
+	defer b.pausing.Unlock()
+	if err := b.h.Resume(context.WithoutCancel(ctx)); err != nil {
+		return b.explain(ctx, err)
+	}
+	if b.notePause(false) {
+		b.tell("resumed")
+	}
+	return nil
+}
+
+// notePause notes that the guest stands or goes on, and reports whether that is new.
+func (b *box) notePause(paused bool) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.n.now()
+	switch {
+	case paused == b.paused.now:
+		return false
+	case paused:
+		b.paused.now, b.paused.since = true, now
+		b.paused.count++
+	default:
+		b.paused.before, b.paused.now = b.paused.total(now), false
+	}
+	return true
+}
+
+// Usage implements sandbox.Node. It does not wake a paused sandbox.
+func (n *Node) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
+	b, err := n.running(id)
+	if err != nil {
+		return sandbox.Usage{}, err
+	}
+	st, err := b.h.State(ctx)
+	if err != nil {
+		return sandbox.Usage{}, b.explain(ctx, err)
+	}
+	b.mu.Lock()
+	mt, served, link := b.mount, b.j.Served, b.link
+	u := sandbox.Usage{MemoryLimit: b.j.Asked.MemoryMB << 20, OutputBytes: st.Output}
+	b.mu.Unlock()
+	u.DiskBytes = diskUsedBy(st.Sentry, b.dir)
+	if b.group != nil {
+		f, err := b.group.Read()
+		if err != nil {
+			return sandbox.Usage{}, b.explain(ctx, fmt.Errorf("%w: %w", holder.ErrLost, err))
+		}
+		u.MemoryBytes, u.CPUMicros, u.OOMKills = f.Memory, f.CPU.Microseconds(), f.OOMKills
+	}
+	if s, err := b.h.Usage(ctx); err == nil {
+		u.PIDs = int64(s.PIDs)
+		if b.group == nil {
+			u.MemoryBytes, u.CPUMicros = int64(s.Memory), int64(s.CPUNanos)/1000
+		}
+	}
+	if now, err := mt.Served(); err == nil && now.PID == served.PID && now.Start == served.Start {
+		u.ImageErrors = int64(now.FailedReads - served.FailedReads)
+	}
+	if link != nil {
+		if c, err := link.Counters(); err == nil {
+			u.DeniedPacket = c.DeniedPackets
+		}
+	}
+	return u, nil
+}

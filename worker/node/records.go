@@ -1,0 +1,87 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+)
+
+// loadRecords reads what earlier nodes have recorded.
+func (n *Node) loadRecords(ctx context.Context) error {
+	list, damaged, err := n.records.load()
+	if err != nil {
+		return err
+	}
+	for _, err := range damaged {
+		n.log.WarnContext(ctx, "a record of a sandbox cannot be read and is left alone", "err", err)
+	}
+	for _, r := range list {
+		n.ended[r.Sandbox.ID] = r
+		n.claim(r)
+	}
+	return nil
+}
+
+// claim binds a record's key to it. Of two the later one has it: the first create
+// failed, which freed the key.
+func (n *Node) claim(r record) {
+	if r.Key == "" || r.Failed {
+		return
+	}
+	if have, ok := n.keys[r.Key]; ok {
+		if other, ended := n.ended[have.id]; !ended || other.Sandbox.Created.After(r.Sandbox.Created) {
+			return
+		}
+	}
+	n.keys[r.Key] = keyed{id: r.Sandbox.ID, body: r.Body}
+}
+
+// tidyEvery is how often records are counted and what could not be removed is tried
+// again.
+const tidyEvery = 30 * time.Second
+
+// janitor works until Close.
+func (n *Node) janitor() {
+	tick := time.NewTicker(tidyEvery)
+	defer tick.Stop()
+	for {
+		n.trimRecords()
+		select {
+		case <-n.life.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// trimRecords forgets records that are too old or too many, the oldest first.
+func (n *Node) trimRecords() {
+	n.mu.Lock()
+	list := make([]record, 0, len(n.ended))
+	for _, r := range n.ended {
+		list = append(list, r)
+	}
+	slices.SortFunc(list, func(a, b record) int {
+		return cmp.Or(a.Sandbox.End.At.Compare(b.Sandbox.End.At), cmp.Compare(a.Sandbox.ID, b.Sandbox.ID))
+	})
+	oldest := n.now().Add(-n.c.RecordAge)
+	var gone []string
+	for i, r := range list {
+		_, cleaning := n.boxes[r.Sandbox.ID]
+		if cleaning || i >= len(list)-n.c.MaxRecords && !r.Sandbox.End.At.Before(oldest) {
+			continue
+		}
+		delete(n.ended, r.Sandbox.ID)
+		if n.keys[r.Key].id == r.Sandbox.ID {
+			delete(n.keys, r.Key)
+		}
+		gone = append(gone, r.Sandbox.ID)
+	}
+	n.mu.Unlock()
+	for _, id := range gone {
+		if err := n.records.remove(id); err != nil {
+			n.log.WarnContext(n.life, "a record that is too old stays", "sandbox", id, "err", err)
+		}
+	}
+}

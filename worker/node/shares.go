@@ -1,0 +1,126 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"quarry/nbd/attach"
+	"quarry/worker/sandbox"
+)
+
+// A share is bound from a descriptor that was opened below the operator's folder, so
+// that nobody who writes there can have another file given by putting a link in its
+// place.
+
+// openShare opens what a share names. No link leads out of the operator's folder, and
+// other mounts in it are its own business.
+func (n *Node) openShare(name string) (*os.File, os.FileMode, error) {
+	share, rest, _ := strings.Cut(name, "/")
+	folder, ok := n.c.Shares[share]
+	if !ok {
+		return nil, 0, fmt.Errorf("share %q: %w", name, sandbox.ErrShare)
+	}
+	root, err := unix.Open(folder, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, 0, fmt.Errorf("folder of share %q: %w", share, err)
+	}
+	defer unix.Close(root)
+	if rest == "" {
+		rest = "."
+	}
+	fd, err := unix.Openat2(root, rest, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil { // also EXDEV, of what leads out: which it is, is not the caller's to know
+		return nil, 0, fmt.Errorf("share %q: %w: %w", name, sandbox.ErrShare, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() && !st.IsDir() {
+		err = fmt.Errorf("share %q: %w: neither a file nor a folder", name, sandbox.ErrShare)
+	}
+	if err != nil {
+		f.Close()
+		return nil, 0, err
+	}
+	return f, st.Mode(), nil
+}
+
+// bindShare binds a share read-only below a sandbox's own folder.
+func (n *Node) bindShare(s sandbox.Share, to string) error {
+	f, mode, err := n.openShare(s.Name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if mode.IsDir() {
+		err = os.Mkdir(to, 0o700)
+	} else {
+		err = os.WriteFile(to, nil, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	from := "/proc/self/fd/" + strconv.Itoa(int(f.Fd()))
+	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind share %q: %w", s.Name, err)
+	}
+	flags := uintptr(unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV)
+	if err := errors.Join(unix.Mount("", to, "", unix.MS_PRIVATE, ""), unix.Mount("", to, "", flags, "")); err != nil {
+		return fmt.Errorf("make share %q read-only: %w", s.Name, err)
+	}
+	return nil
+}
+
+// bindShares binds all shares of a create, and returns the mounts of the spec.
+func (n *Node) bindShares(dir string, shares []sandbox.Share) ([]specs.Mount, error) {
+	if len(shares) == 0 {
+		return nil, nil
+	}
+	at := filepath.Join(dir, "shares")
+	if err := os.Mkdir(at, 0o700); err != nil {
+		return nil, err
+	}
+	mounts := make([]specs.Mount, 0, len(shares))
+	for i, s := range shares {
+		to := filepath.Join(at, strconv.Itoa(i))
+		if err := n.bindShare(s, to); err != nil {
+			return nil, err
+		}
+		mounts = append(mounts, specs.Mount{Destination: s.Target, Type: "bind", Source: to, Options: []string{"bind", "ro", "nosuid", "nodev"}})
+	}
+	return mounts, nil
+}
+
+// unmountBelow unmounts whatever is mounted below a folder, the last one first. The
+// guest keeps what it was given: the gofer has mounts of its own.
+func unmountBelow(dir string) error {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var points []string
+	err = attach.Mounts(f, func(m attach.MountEntry) {
+		if strings.HasPrefix(m.Point, dir+"/") {
+			points = append(points, m.Point)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := len(points) - 1; i >= 0; i-- {
+		if err := unix.Unmount(points[i], unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			errs = append(errs, fmt.Errorf("umount %s: %w", points[i], err))
+		}
+	}
+	return errors.Join(errs...)
+}
