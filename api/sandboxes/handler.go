@@ -142,9 +142,6 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// tokenPrefix begins the token of one sandbox, which is qsb_<sandbox>_<secret>.
-const tokenPrefix = "qsb_"
-
 // authorize holds a request against what its route needs.
 func (h *Handler) authorize(rt *route, c call) error {
 	if h.cfg.Authorize == nil {
@@ -153,7 +150,7 @@ func (h *Handler) authorize(rt *route, c call) error {
 		}
 		return nil
 	}
-	if token, ok := strings.CutPrefix(c.r.Header.Get("Authorization"), "Bearer "); ok && strings.HasPrefix(token, tokenPrefix) {
+	if token, ok := strings.CutPrefix(c.r.Header.Get("Authorization"), "Bearer "); ok && strings.HasPrefix(token, sandbox.TokenPrefix) {
 		switch {
 		case rt.who == anyone:
 			return nil

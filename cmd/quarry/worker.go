@@ -34,6 +34,7 @@ type workerOptions struct {
 	memory byteSize
 	disk   byteSize
 	shares []string
+	net    networkFlags
 
 	maxConnections int
 }
@@ -69,6 +70,7 @@ exec, logs, cp and stats use it.`,
 	f.Int64Var(&o.node.Default.DiskMB, "default-disk-mb", 0, "MiB that a sandbox may write that does not say (default 4096)")
 	f.StringVar(&o.node.CgroupParent, "cgroup", "", "control group, below /sys/fs/cgroup, that the sandboxes' are made in (default /quarry)")
 	f.StringArrayVar(&o.shares, "share", nil, "NAME=DIR: a folder of this machine whose files may be given to sandboxes, read-only; may be repeated")
+	o.net.flags(f)
 	f.IntVar(&o.maxConnections, "max-connections", api.MaxConnections, "connections at once; more wait")
 	return c
 }
@@ -126,12 +128,15 @@ func runWorker(ctx context.Context, o workerOptions, stdout, stderr io.Writer) e
 	cfg.Dir, cfg.Worker, cfg.Fetch, cfg.Shares, cfg.Log, cfg.Version = wk.Dir, wk, images.fetch, shares, log, version
 	cfg.Memory, cfg.Disk = o.memory.bytes, o.disk.bytes
 	cfg.Guest = besides(wk.ShimPath, "quarry-guest")
-	n, err := node.New(ctx, cfg)
-	if err != nil {
+	if cfg.Network, err = o.net.open(ctx, wk, log); err != nil {
 		return err
 	}
+	n, err := node.New(ctx, cfg)
+	if err != nil {
+		return errors.Join(err, o.net.close(cfg.Network))
+	}
 	err = o.serve(ctx, n, guard, registry, log, stdout)
-	return errors.Join(err, n.Close())
+	return errors.Join(err, n.Close(), o.net.close(cfg.Network))
 }
 
 // guard returns who looks at tokens, nil with --no-auth.

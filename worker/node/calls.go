@@ -77,7 +77,7 @@ func (n *Node) List(ctx context.Context, f sandbox.Filter) (page []sandbox.Sandb
 }
 
 func matches(s sandbox.Sandbox, f sandbox.Filter) bool {
-	if f.Group != "" && s.Group != f.Group || f.State != "" && s.State != f.State {
+	if f.Group != "" && s.Group != f.Group || f.State != "" && s.State != f.State || f.State == "" && s.State == sandbox.StateEnded {
 		return false
 	}
 	for k, v := range f.Labels {

@@ -185,7 +185,7 @@ func decodeIdentity(raw []byte) (identity, error) {
 func (n *Node) token(id string) string {
 	m := hmac.New(sha256.New, []byte(n.identity.Secret))
 	m.Write([]byte("quarry sandbox token " + id))
-	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
+	return sandbox.TokenPrefix + id + "_" + base64.RawURLEncoding.EncodeToString(m.Sum(nil))
 }
 
 // Authorize implements sandbox.Node.

@@ -163,7 +163,10 @@ type Evidence struct {
 	WorkerRestarts int64    `json:"worker_restarts"` // how often another worker adopted it
 }
 
-// Filter chooses sandboxes of a list.
+// TokenPrefix begins the token of one sandbox, so that it is told from others.
+const TokenPrefix = "qsb_"
+
+// Filter chooses sandboxes of a list; without a state, all that have not ended.
 type Filter struct {
 	Labels map[string]string
 	Group  string

@@ -256,6 +256,12 @@ func (n *fakeNode) started() bool {
 	return n.exec.ID != ""
 }
 
+func (n *fakeNode) wasKilled() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.killed
+}
+
 func TestAStreamIsTakenUpAgain(t *testing.T) {
 	n := newFake()
 	c := connect(t, n, "run")
@@ -299,21 +305,10 @@ func TestACommandIsEndedWithItsClientWhenThatWasAsked(t *testing.T) {
 		if err == nil {
 			t.Fatal("an exec that was given up was answered")
 		}
-		n.mu.Lock()
-		changed := n.changed
-		n.mu.Unlock()
-		if !kill {
-			continue
-		}
-		select {
-		case <-changed:
-		case <-time.After(10 * time.Second):
-		}
-		n.mu.Lock()
-		killed := n.killed
-		n.mu.Unlock()
-		if !killed {
-			t.Error("the command goes on")
+		for end := time.Now().Add(10 * time.Second); kill && !n.wasKilled(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("the command goes on")
+			}
 		}
 	}
 }
