@@ -9,6 +9,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"quarry/internal/proc"
 	"quarry/nbd/attach"
 	"quarry/worker/folder"
 )
@@ -50,6 +51,23 @@ func (w *Worker) Inherited(ref string) (*Mount, error) {
 	}
 	return &Mount{w: w, dir: dir, path: ref}, nil
 }
+
+// Leave is Release for who does not wait for others: a mount that seems to be used by
+// a process which is about to end stays, for SweepMounts.
+func (mt *Mount) Leave(ctx context.Context) error {
+	l, err := proc.TakeLock(ctx, mt.dir+".lock")
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	if err := mt.drop(); err != nil {
+		return err
+	}
+	return mt.w.stopIfUnused(ctx, mt.dir, false)
+}
+
+// SweepMounts unmounts the images that nobody uses.
+func (w *Worker) SweepMounts(ctx context.Context) error { return w.sweepMounts(ctx) }
 
 // Served is who answers the reads of a mount, and what it has counted since it began.
 type Served struct {

@@ -104,14 +104,22 @@ func (mt *Mount) Release(ctx context.Context) error {
 		return err
 	}
 	defer l.Unlock()
-	err = os.Remove(mt.path)
-	if mt.ref != nil {
-		mt.ref.Unlock()
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := mt.drop(); err != nil {
 		return err
 	}
 	return mt.w.stopIfUnused(ctx, mt.dir, true)
+}
+
+// drop gives the reference up.
+func (mt *Mount) drop() error {
+	err := os.Remove(mt.path)
+	if mt.ref != nil {
+		mt.ref.Unlock()
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // poll is how often something is looked at again that tells nobody of a change.

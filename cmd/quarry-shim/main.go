@@ -43,7 +43,7 @@ const (
 func main() {
 	// A closed terminal or pipe is no reason to end; SIGTERM is.
 	signal.Ignore(syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
-	if len(os.Args) == 2 && os.Args[1] == holder.Role {
+	if len(os.Args) >= 2 && os.Args[1] == holder.Role {
 		hold()
 		return
 	}

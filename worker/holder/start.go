@@ -124,7 +124,8 @@ func spawn(c Config) (cmd *exec.Cmd, stdin, stdout *os.File, err error) {
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	cmd = exec.Command(c.Shim[0], append(append([]string{}, c.Shim[1:]...), Role)...)
+	// The folder is named for those who look for what is left of a sandbox.
+	cmd = exec.Command(c.Shim[0], append(append([]string{}, c.Shim[1:]...), Role, c.Dir+"/")...)
 	cmd.Dir = "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, log
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}

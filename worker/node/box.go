@@ -141,10 +141,10 @@ func (b *box) deadline() (time.Time, cause) {
 func (b *box) own(create bool) {
 	if create {
 		b.create()
-	}
-	close(b.settled)
-	if create && b.failed() == nil {
-		b.tell("running")
+		if b.failed() == nil {
+			b.tell("running")
+		}
+		close(b.settled)
 	}
 	if b.failed() == nil && !b.supervise() {
 		return // the node is closed, and leaves it running

@@ -205,7 +205,8 @@ func (b *box) removeAll(ctx context.Context) error {
 	mt := b.mount
 	b.mu.Unlock()
 	if mt != nil {
-		err := mt.Release(ctx)
+		err := mt.Leave(ctx)
+		b.n.mountsLeft()
 		errs = append(errs, err)
 		if err == nil {
 			b.mu.Lock()

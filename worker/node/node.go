@@ -52,6 +52,7 @@ type Node struct {
 	draining bool
 	closed   bool
 
+	left chan struct{}  // has an element when a sandbox has left its mount
 	work sync.WaitGroup // the goroutines of boxes and the janitor
 	stop context.CancelFunc
 	life context.Context // ends with Close; nothing that a sandbox needs hangs on it
@@ -113,6 +114,7 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 	n := &Node{
 		c: c, log: c.Log, lock: l, records: records{c.recordsDir()},
 		boxes: map[string]*box{}, ended: map[string]record{}, keys: map[string]keyed{},
+		left: make(chan struct{}, 1),
 	}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)

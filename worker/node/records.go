@@ -37,20 +37,40 @@ func (n *Node) claim(r record) {
 	n.keys[r.Key] = keyed{id: r.Sandbox.ID, body: r.Body}
 }
 
-// tidyEvery is how often records are counted and what could not be removed is tried
-// again.
-const tidyEvery = 30 * time.Second
+const (
+	// tidyEvery is how often records are counted, and mounts looked at.
+	tidyEvery = 30 * time.Second
+	// tidySoon is when mounts are looked at that a sandbox has just left: a process
+	// that is being taken apart may have been in the way.
+	tidySoon = time.Second
+)
+
+// mountsLeft has the janitor look at the mounts soon.
+func (n *Node) mountsLeft() {
+	select {
+	case n.left <- struct{}{}:
+	default:
+	}
+}
 
 // janitor works until Close.
 func (n *Node) janitor() {
 	tick := time.NewTicker(tidyEvery)
 	defer tick.Stop()
+	var soon <-chan time.Time
 	for {
 		n.trimRecords()
+		if err := n.c.Worker.SweepMounts(n.life); err != nil && n.life.Err() == nil {
+			n.log.WarnContext(n.life, "images without a user stay mounted", "err", err)
+		}
 		select {
 		case <-n.life.Done():
 			return
 		case <-tick.C:
+		case <-soon:
+			soon = nil
+		case <-n.left:
+			soon = time.After(tidySoon)
 		}
 	}
 }
