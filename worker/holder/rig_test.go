@@ -19,7 +19,7 @@ import (
 // TestMain makes this program a holder when it is started as one, so that the race
 // detector sees holders too.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == holder.Role {
+	if len(os.Args) >= 2 && os.Args[1] == holder.Role {
 		if err := holder.Main(os.Stdin, os.Stdout, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
