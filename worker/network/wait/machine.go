@@ -151,8 +151,8 @@ func old(p packet, end uint32) bool {
 
 func (m *machine) fromGuest(p packet, now time.Time) bool {
 	c := m.conn(p, now)
-	if p.syn && (!c.began || !old(p, c.asked)) {
-		*c = conn{at: now, acked: p.seq}
+	if p.syn && !(c.began && c.asked == p.end32()) {
+		*c = conn{at: now} // its numbers are others, however near
 	}
 	kick := false
 	if p.acks && !p.syn {
@@ -203,6 +203,9 @@ func (m *machine) asked(c *conn, data bool, now time.Time) bool {
 
 func (m *machine) fromModel(p packet, now time.Time) bool {
 	c := m.conn(p, now)
+	if p.syn && !(c.heard && c.answered == p.end32()) {
+		*c = conn{at: now, asked: c.asked, acked: c.acked, began: c.began && c.asked == p.ack}
+	}
 	kick := false
 	if p.acks {
 		switch ahead := int32(p.ack - c.asked); {
@@ -336,7 +339,11 @@ func (m *machine) sampled(f facts, now time.Time) action {
 		return rest
 	}
 	used, window := f.cpu-m.mark.cpu, now.Sub(m.mark.at)
-	if f.busy || used < 0 || float64(used) > m.share*float64(window) || !m.settled(now) {
+	settled := m.settled(now)
+	if !m.waits() {
+		return rest
+	}
+	if f.busy || used < 0 || float64(used) > m.share*float64(window) || !settled {
 		m.tries++
 		m.mark, m.due = fresh, now.Add(m.held(m.tries-1))
 		return rest
