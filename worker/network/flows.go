@@ -28,11 +28,16 @@ func (f flows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 }
 
 // cutFlows removes connections from the kernel's table. A list that was disturbed
-// is taken again: one that was passed over would stay.
-func cutFlows(f flows) error {
+// is taken again: one that was passed over would stay. The handle is kept open by
+// the caller: the kernel makes who closes a socket of netfilter wait for what
+// transactions of nftables removed, and the next transaction with it.
+func cutFlows(h *netlink.Handle, f flows) error {
+	if len(f) == 0 {
+		return nil
+	}
 	var err error
 	for range 4 {
-		_, err = netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, f)
+		_, err = h.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, f)
 		if err == nil {
 			return nil
 		}

@@ -186,10 +186,9 @@ func (l *Link) cut() {
 	if l.slot.bare() {
 		return
 	}
-	stays := func(dest netip.Addr, p port) bool { return l.ready.reaches(dest, p) || l.names.reach(dest, p, l.ready) }
-	if err := cutFlows(flows{l.Addr: stays}); err != nil {
-		l.n.cfg.Log.Warn("tracked connections not removed", "sandbox", l.ID, "error", err)
-	}
+	ready, names := l.ready, l.names.clone()
+	stays := func(dest netip.Addr, p port) bool { return ready.reaches(dest, p) || names.reach(dest, p, ready) }
+	l.n.reaper.ask("", l.Addr, stays) // nobody waits: a failure leaves places taken until they time out
 }
 
 // State returns the policy, its generation, the one in force and the packets that

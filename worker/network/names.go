@@ -1,6 +1,7 @@
 package network
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -23,6 +24,8 @@ type known struct {
 	hold time.Duration // new connections are allowed so long after the answer
 	at   map[pair]time.Time
 }
+
+func (k known) clone() known { return known{k.hold, maps.Clone(k.at)} }
 
 // add remembers answers and returns the pairs that it forgot for them.
 func (k known) add(name string, addrs []netip.Addr, now time.Time) (forgotten []pair) {

@@ -211,19 +211,3 @@ func macOf(a netip.Addr, side byte) net.HardwareAddr {
 	b := a.As4()
 	return net.HardwareAddr{0x02, side, b[0], b[1], b[2], b[3]}
 }
-
-// unplug removes a veth, both sides of it.
-func unplug(name string) error {
-	link, err := netlink.LinkByName(name)
-	if err == nil {
-		err = netlink.LinkDel(link)
-	}
-	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("remove the veth %s: %w", name, err)
-	}
-	return nil
-}

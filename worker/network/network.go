@@ -11,6 +11,7 @@ package network
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -68,10 +69,12 @@ type Network struct {
 	prefix   string // of the host's side of each veth
 	lock     *proc.Lock
 	table    *table
+	reaper   *reaper
 	upstream *dns.Upstream
 	making   chan struct{}
-	stop     context.CancelFunc
-	tasks    sync.WaitGroup
+
+	stopFill, stopReaper context.CancelFunc // Close calls them, and waits
+	filling, reaping     sync.WaitGroup
 
 	mu    sync.Mutex
 	links map[string]*Link // by sandbox
@@ -86,6 +89,13 @@ func Names(folder string) (table, prefix string) {
 	sum := sha256.Sum256([]byte(folder))
 	short := hex.EncodeToString(sum[:3])
 	return "quarry-" + short, "q" + short + "-"
+}
+
+// groupOf is the group of interfaces that a worker removes: a number that other
+// programs, which count from 0, do not use.
+func groupOf(folder string) uint32 {
+	sum := sha256.Sum256([]byte(folder))
+	return 1<<30 | binary.BigEndian.Uint32(sum[:])>>2
 }
 
 // New makes the table of rules, or takes over the one that a worker of the same
@@ -115,9 +125,11 @@ func New(ctx context.Context, cfg Config) (*Network, error) {
 		lock.Unlock()
 		return nil, err
 	}
-	fill, stop := context.WithCancel(context.Background())
-	n.stop = stop
-	n.tasks.Go(func() { n.fill(fill) })
+	fill, stopFill := context.WithCancel(context.Background())
+	reap, stopReaper := context.WithCancel(context.Background())
+	n.stopFill, n.stopReaper = stopFill, stopReaper
+	n.filling.Go(func() { n.fill(fill) })
+	n.reaping.Go(func() { n.reaper.run(reap) })
 	return n, nil
 }
 
@@ -135,7 +147,10 @@ func (n *Network) open(name string) error {
 		return err
 	}
 	n.table = t
-	if err := t.setUp(n.cfg.Range, n.cfg.Refuse); err != nil {
+	if err = t.setUp(n.cfg.Range, n.cfg.Refuse); err == nil {
+		n.reaper, err = newReaper(groupOf(n.cfg.Folder))
+	}
+	if err != nil {
 		return errors.Join(err, t.close())
 	}
 	return nil
@@ -212,13 +227,9 @@ func isSandbox(name string) bool {
 // Close stops preparing and answering, and leaves what was taken as it is, for the
 // next worker to adopt. What was prepared and not taken is removed.
 func (n *Network) Close() error {
-	n.stop()
-	n.tasks.Wait()
 	n.mu.Lock()
 	links := n.links
 	n.links = map[string]*Link{}
-	idle := slices.Concat(n.pool.ready, n.pool.bare)
-	n.pool.ready, n.pool.bare = nil, nil
 	n.mu.Unlock()
 	for _, l := range links {
 		l.stop()
@@ -226,21 +237,18 @@ func (n *Network) Close() error {
 		l.gone = true
 		l.mu.Unlock()
 	}
-	var errs []error
-	for _, s := range idle {
-		errs = append(errs, removeSlot(s))
-	}
-	errs = append(errs, n.table.close())
+	n.stopFill()
+	n.filling.Wait()
+	n.mu.Lock()
+	idle := slices.Concat(n.pool.ready, n.pool.bare)
+	n.pool.ready, n.pool.bare = nil, nil
+	n.mu.Unlock()
+	err := n.removeSlots(idle)
+	n.stopReaper()
+	n.reaping.Wait()
+	err = errors.Join(err, n.table.close())
 	n.lock.Unlock()
-	return errors.Join(errs...)
-}
-
-func removeSlot(s *slot) error {
-	var err error
-	if !s.bare() {
-		err = unplug(s.veth)
-	}
-	return errors.Join(err, dropNamespace(s.path))
+	return err
 }
 
 // Take gives a sandbox its network. When it returns the policy is in force, as

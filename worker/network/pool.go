@@ -133,7 +133,7 @@ func (n *Network) build(s *slot) error {
 	if errors.Is(err, fs.ErrExist) { // a veth of that name is not ours to remove
 		return errors.Join(err, dropNamespace(s.path))
 	}
-	return errors.Join(err, unplug(s.veth), dropNamespace(s.path))
+	return errors.Join(err, n.reaper.unplug([]string{s.veth}), dropNamespace(s.path))
 }
 
 // alone reports errTaken when packets for the guest go elsewhere: another worker,

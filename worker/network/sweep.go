@@ -9,10 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 
 	"quarry/worker/sandbox"
 )
@@ -150,7 +152,7 @@ func (l *Link) remove() error {
 	}
 	var errs []error
 	if !l.slot.bare() {
-		errs = append(errs, l.removeRules(), unplug(l.slot.veth), cutFlows(flows{l.slot.guest: nil}))
+		errs = append(errs, l.removeRules(), l.n.reaper.ask(l.slot.veth, l.slot.guest, nil).wait())
 	}
 	errs = append(errs, dropNamespace(l.slot.path))
 	if err := errors.Join(errs...); err != nil {
@@ -328,38 +330,51 @@ func (n *Network) Sweep(ctx context.Context, live []string) error {
 		return err
 	}
 	held := map[string]bool{} // slots that stay
+	var releases errgroup.Group
+	releases.SetLimit(64) // so many share a round of the reaper
+	var mu sync.Mutex
 	for _, id := range ids {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
 		if !slices.Contains(live, id) {
-			errs = append(errs, n.Release(ctx, id))
+			releases.Go(func() error {
+				err := n.Release(ctx, id)
+				mu.Lock()
+				errs = append(errs, err)
+				mu.Unlock()
+				return nil
+			})
 			continue
 		}
 		if r, err := n.readRecord(id); err == nil {
 			held[r.Slot] = true
 		}
 	}
+	releases.Wait()
 	strays, err := n.strays(held)
-	errs = append(errs, err)
-	for _, s := range strays {
-		errs = append(errs, n.removeStray(s))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, err, n.removeSlots(strays))...)
 }
 
-// removeStray removes what no record names: what was prepared by a worker that was
-// killed.
-func (n *Network) removeStray(s *slot) error {
+// removeSlots removes what no record names: what was prepared and never taken.
+func (n *Network) removeSlots(slots []*slot) error {
 	var errs []error
-	if !s.bare() {
+	var last *round
+	for _, s := range slots {
+		if s.bare() {
+			continue
+		}
 		found, err := n.table.find(s)
 		if err == nil {
 			err = n.table.do(found.removeAll)
 		}
-		errs = append(errs, err, unplug(s.veth), cutFlows(flows{s.guest: nil}))
+		errs = append(errs, err)
+		last = n.reaper.ask(s.veth, s.guest, nil)
 	}
-	return errors.Join(append(errs, dropNamespace(s.path))...)
+	if last != nil {
+		errs = append(errs, last.wait()) // rounds are done in turn
+	}
+	for _, s := range slots {
+		errs = append(errs, dropNamespace(s.path))
+	}
+	return errors.Join(errs...)
 }
 
 // strays are the slots of which something is there, and that nobody holds.
