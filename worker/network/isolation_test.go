@@ -23,7 +23,7 @@ func TestNeverReached(t *testing.T) {
 	lab(t)
 	n := open(t, network.Config{Refuse: []netip.Prefix{netip.MustParsePrefix(hostC + "/32")}})
 	other := take(t, n, "other", sandbox.Rule{CIDR: "0.0.0.0/0"})
-	g := take(t, n, "a", sandbox.Rule{CIDR: "0.0.0.0/0"}, sandbox.Rule{CIDR: nodeAddr + "/32"}, sandbox.Rule{CIDR: "0.0.0.0/1", Ports: tcp(80)})
+	g := take(t, n, "a", sandbox.Rule{CIDR: "0.0.0.0/0"}, sandbox.Rule{CIDR: "192.0.2.0/24"}, sandbox.Rule{CIDR: "0.0.0.0/1", Ports: tcp(80)})
 	g.reaches(t, hostA+":80")
 	g.reaches(t, routerAddr+":443")
 	for _, addr := range []string{metadata, nodeAddr, g.Gateway.String(), other.Gateway.String(), lanHost, hostC} {
@@ -56,7 +56,7 @@ func TestPrivateByItsOwnRule(t *testing.T) {
 	n := open(t, network.Config{})
 	g := take(t, n, "a", sandbox.Rule{CIDR: lanHost + "/32"})
 	g.reaches(t, lanHost+":80")
-	for _, cidr := range []string{metadata + "/32", "127.0.0.0/8", "224.0.0.1", g.Gateway.String(), "fd00::/8"} {
+	for _, cidr := range []string{metadata + "/32", "127.0.0.0/8", "224.0.0.1", g.Gateway.String(), nodeAddr, "fd00::/8"} {
 		if _, err := g.Apply(context.Background(), sandbox.Policy{Allow: []sandbox.Rule{{CIDR: cidr}}}); !errors.Is(err, sandbox.ErrInvalid) {
 			t.Errorf("%s: got %v, want it refused", cidr, err)
 		}

@@ -2,7 +2,6 @@ package network_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -380,15 +379,25 @@ func (g guest) denied(t testing.TB, addr string) {
 // ask sends one question to the answerer.
 func (g guest) ask(t testing.TB, name string, kind dnsmessage.Type) (dnsmessage.RCode, []string, error) {
 	t.Helper()
+	return g.question(t, name, kind, 4*time.Second)
+}
+
+func (g guest) askFor(t testing.TB, name string, wait time.Duration) (dnsmessage.RCode, []string, error) {
+	t.Helper()
+	return g.question(t, name, dnsmessage.TypeA, wait)
+}
+
+func (g guest) question(t testing.TB, name string, kind dnsmessage.Type, wait time.Duration) (dnsmessage.RCode, []string, error) {
+	t.Helper()
 	c := g.udp(t, g.DNS.String()+":53")
-	b := binary.BigEndian.AppendUint16(nil, 7)
+	defer c.Close()
 	m := dnsmessage.Message{Header: dnsmessage.Header{ID: 7, RecursionDesired: true},
 		Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(name + "."), Type: kind, Class: dnsmessage.ClassINET}}}
 	b, err := m.Pack()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.SetDeadline(time.Now().Add(4 * time.Second))
+	c.SetDeadline(time.Now().Add(wait))
 	if _, err := c.Write(b); err != nil {
 		return 0, nil, err
 	}
@@ -444,5 +453,3 @@ func tcp(ports ...int) []sandbox.Port {
 	}
 	return out
 }
-
-func play(role string) int { return 2 }

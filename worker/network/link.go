@@ -113,7 +113,7 @@ func (l *Link) admit(ctx context.Context, name string, addrs []netip.Addr) ([]ne
 	if l.gone || len(ports) == 0 {
 		return nil, nil // another policy came in force meanwhile
 	}
-	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return !l.ready.tellable(a, ports, l.n.refused()) })
+	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return !l.ready.tellable(a, ports, l.n.refused()) || ownAddress(a) })
 	now := time.Now()
 	add := slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return l.names.recent(pair{name, a}, now) })
 	if len(add) == 0 {
@@ -137,7 +137,7 @@ func (l *Link) admit(ctx context.Context, name string, addrs []netip.Addr) ([]ne
 // is in force. Errors: sandbox.ErrInvalid, ErrNoVeth, and sandbox.ErrUnknown of one
 // that was released.
 func (l *Link) Apply(ctx context.Context, p sandbox.Policy) (int64, error) {
-	ready, err := compile(p, l.n.refused())
+	ready, err := compile(p, l.n.refused(), ownAddress)
 	if err != nil {
 		return 0, err
 	}

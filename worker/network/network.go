@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"quarry/internal/proc"
 	"quarry/worker/network/dns"
@@ -189,6 +190,13 @@ func (c *Config) complete() error {
 // refused is what the node refuses beside what never is reached.
 func (n *Network) refused() []netip.Prefix { return append(slices.Clone(n.cfg.Refuse), n.cfg.Range) }
 
+// ownAddress reports whether an address is one of the node's: the kernel would take
+// packets for it itself.
+func ownAddress(a netip.Addr) bool {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
+}
+
 func forwards() bool {
 	b, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
 	return err == nil && strings.TrimSpace(string(b)) != "0"
@@ -258,7 +266,7 @@ func (n *Network) Take(ctx context.Context, id string, p sandbox.Policy) (*Link,
 	if !validID(id) {
 		return nil, fmt.Errorf("%w: %.80q is no id of a sandbox", sandbox.ErrInvalid, id)
 	}
-	ready, err := compile(p, n.refused())
+	ready, err := compile(p, n.refused(), ownAddress)
 	if err != nil {
 		return nil, err
 	}

@@ -70,19 +70,19 @@ type hostRule struct {
 // Check says whether a policy can be had: its error is sandbox.ErrInvalid and names
 // the rule.
 func Check(p sandbox.Policy) error {
-	_, err := compile(p, nil)
+	_, err := compile(p, nil, func(netip.Addr) bool { return false })
 	return err
 }
 
 // compile makes a policy ready. refuse is what the node never lets be reached,
-// beside never.
-func compile(p sandbox.Policy, refuse []netip.Prefix) (*policy, error) {
+// beside never; own reports whether an address is the node's.
+func compile(p sandbox.Policy, refuse []netip.Prefix, own func(netip.Addr) bool) (*policy, error) {
 	if len(p.Allow) > maxRules {
 		return nil, fmt.Errorf("%w: a network policy of %d rules; %d are the most", sandbox.ErrInvalid, len(p.Allow), maxRules)
 	}
 	c := &policy{spans: map[port][]span{}}
 	for i, r := range p.Allow {
-		if err := c.add(r, refuse); err != nil {
+		if err := c.add(r, refuse, own); err != nil {
 			return nil, fmt.Errorf("%w: network rule %d: %w", sandbox.ErrInvalid, i+1, err)
 		}
 	}
@@ -97,7 +97,7 @@ func compile(p sandbox.Policy, refuse []netip.Prefix) (*policy, error) {
 	return c, nil
 }
 
-func (c *policy) add(r sandbox.Rule, refuse []netip.Prefix) error {
+func (c *policy) add(r sandbox.Rule, refuse []netip.Prefix, own func(netip.Addr) bool) error {
 	ports, err := portsOf(r.Ports)
 	if err != nil {
 		return err
@@ -116,6 +116,11 @@ func (c *policy) add(r sandbox.Rule, refuse []netip.Prefix) error {
 	spans, err := spansOf(r.CIDR, refuse)
 	if err != nil {
 		return err
+	}
+	// The rules keep guests from all addresses of the node, whatever they are at that
+	// moment; this is for who asks for one.
+	if len(spans) == 1 && spans[0].first == spans[0].last && own(spans[0].first) {
+		return fmt.Errorf("cidr %s is the node's own, which is never reached from a sandbox", r.CIDR)
 	}
 	for _, p := range ports {
 		c.spans[p] = append(c.spans[p], spans...)

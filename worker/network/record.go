@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -82,7 +83,7 @@ func (n *Network) readRecord(id string) (record, error) {
 	return r, nil
 }
 
-// records lists the ids that have one.
+// records lists the ids that have one, or the beginning of one.
 func (n *Network) records() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(n.cfg.Folder, "sandboxes"))
 	if err != nil {
@@ -90,7 +91,7 @@ func (n *Network) records() ([]string, error) {
 	}
 	var ids []string
 	for _, e := range entries {
-		if id, ok := strings.CutSuffix(e.Name(), recordSuffix); ok {
+		if id, ok := strings.CutSuffix(strings.TrimSuffix(e.Name(), ".new"), recordSuffix); ok && !slices.Contains(ids, id) {
 			ids = append(ids, id)
 		}
 	}

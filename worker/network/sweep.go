@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,7 +31,7 @@ func (n *Network) Adopt(ctx context.Context, id string) (*Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	ready, err := compile(r.Policy, n.refused())
+	ready, err := compile(r.Policy, n.refused(), func(netip.Addr) bool { return false })
 	if err != nil {
 		return nil, err
 	}
