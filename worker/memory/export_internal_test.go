@@ -1,0 +1,20 @@
+package memory
+
+import "context"
+
+// Lower takes memory by a lower limit, as where the kernel has no other way.
+func (g *Group) Lower(ctx context.Context, want int64) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	before, err := g.Held()
+	if err != nil {
+		return err
+	}
+	return g.lower(ctx, want, func() int64 {
+		now, err := g.Held()
+		if err != nil {
+			return 0
+		}
+		return before.Own() - now.Own()
+	})
+}

@@ -1,0 +1,281 @@
+package memory_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"quarry/internal/need"
+	"quarry/worker/cgroup"
+	"quarry/worker/memory"
+	"quarry/worker/sentry"
+	"quarry/worker/sentry/sentrytest"
+)
+
+// swapOn switches swap on until the test ends: of a file, or on zram. One test of the
+// machine has it at a time. It is off again only when what is in it found room, so the
+// sandboxes of the test are made after it and end before it.
+func swapOn(t testing.TB, kind string, size int64) {
+	t.Helper()
+	need.Root(t)
+	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "quarry-test-swap.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lock.Close() })
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if raw, err := os.ReadFile("/proc/swaps"); err != nil || strings.Count(string(raw), "\n") > 1 {
+		need.Missing(t, "a machine without swap of its own, so that a test may choose where it is")
+	}
+	path := "/dev/zram0"
+	if kind == "zram" {
+		makeZram(t, size)
+	} else {
+		path = filepath.Join(need.ShortDir(t), "swap")
+		makeSwapFile(t, path, size)
+	}
+	name, err := unix.BytePtrFromString(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, e := unix.Syscall(unix.SYS_SWAPON, uintptr(unsafe.Pointer(name)), 0, 0); e != 0 {
+		need.Missing(t, "swap on "+path+": "+e.Error())
+	}
+	t.Cleanup(func() {
+		if _, _, e := unix.Syscall(unix.SYS_SWAPOFF, uintptr(unsafe.Pointer(name)), 0, 0); e != 0 {
+			t.Errorf("swapoff %s: %v", path, e)
+		}
+	})
+}
+
+// makeZram makes a compressed disk in memory.
+func makeZram(t testing.TB, size int64) {
+	t.Helper()
+	const sys = "/sys/block/zram0/"
+	set := func(name, value string) {
+		if err := os.WriteFile(sys+name, []byte(value), 0); err != nil {
+			need.Missing(t, "a zram that nobody uses: "+err.Error())
+		}
+	}
+	if raw, err := os.ReadFile(sys + "initstate"); err != nil || strings.TrimSpace(string(raw)) != "0" {
+		need.Missing(t, "a zram that nobody uses")
+	}
+	set("comp_algorithm", "lz4")
+	set("disksize", strconv.FormatInt(size, 10))
+	t.Cleanup(func() { os.WriteFile(sys+"reset", []byte("1"), 0) })
+	f, err := os.OpenFile("/dev/zram0", os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteAt(swapHeader(size), 0)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func makeSwapFile(t testing.TB, path string, size int64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+	if err == nil {
+		_, err = f.WriteAt(swapHeader(size), 0)
+	}
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// swapHeader is the first page of a swap area, as mkswap writes it.
+func swapHeader(size int64) []byte {
+	page := os.Getpagesize()
+	b := make([]byte, page)
+	binary.NativeEndian.PutUint32(b[1024:], 1)
+	binary.NativeEndian.PutUint32(b[1028:], uint32(size/int64(page)-1))
+	copy(b[page-10:], "SWAPSPACE2")
+	return b
+}
+
+// guest is a sandbox in a group of its own, with a process that holds memory.
+type guest struct {
+	testing.TB
+	c     *sentry.Client
+	dir   string // of its group
+	group *memory.Group
+	file  *memory.File
+	in    *os.File
+	out   *bufio.Reader
+}
+
+func startGuest(t testing.TB, mib int) *guest {
+	t.Helper()
+	box := sentrytest.Start(t)
+	tree, err := cgroup.Open(cgroup.Config{Parent: fmt.Sprintf("/quarrytest/memory-%d-%d", os.Getpid(), time.Now().UnixNano())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := tree.Make("guest", cgroup.Limits{Memory: int64(mib+512) << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := errors.Join(g.Kill(ctx), g.Remove(ctx), tree.Remove()); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, pid := range append(descendants(t, box.PID), box.PID) {
+		if err := os.WriteFile(filepath.Join(g.MemoryDir(), "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	group, err := memory.OpenGroup(memory.GroupConfig{Dir: g.MemoryDir(), Journal: filepath.Join(t.TempDir(), "reclaim")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &guest{TB: t, dir: g.MemoryDir(), c: sentry.New(box.Socket, box.ID), group: group}
+	t.Cleanup(s.c.Close)
+	s.hold(mib)
+	given, err := s.c.MemoryFile(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer given.Close()
+	if s.file, err = memory.OpenMemory(given); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.file.Close() })
+	return s
+}
+
+// descendants lists the processes below one.
+func descendants(t testing.TB, pid int) (out []int) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range tasks {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		for f := range strings.FieldsSeq(string(raw)) {
+			child, err := strconv.Atoi(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(append(out, child), descendants(t, child)...)
+		}
+	}
+	return out
+}
+
+// hold starts the process.
+func (s *guest) hold(mib int) {
+	s.Helper()
+	path := filepath.Join(s.TempDir(), "hold")
+	build := exec.Command("go", "build", "-o", path, "./testdata/hold")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		s.Fatalf("%v: %s", err, out)
+	}
+	program, err := os.Open(path)
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer program.Close()
+	stdin, in, err := os.Pipe()
+	if err != nil {
+		s.Fatal(err)
+	}
+	out, stdout, err := os.Pipe()
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { in.Close(); out.Close() })
+	_, err = s.c.Execute(s.Context(), sentry.Exec{
+		Argv: []string{"hold", strconv.Itoa(mib)}, Program: program,
+		Files: map[int]*os.File{0: stdin, 1: stdout, 2: stdout},
+	})
+	stdin.Close()
+	stdout.Close()
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.in, s.out = in, bufio.NewReader(out)
+	if got := s.line(); got != "ready" {
+		s.Fatalf("hold: %q", got)
+	}
+}
+
+func (s *guest) line() string {
+	s.Helper()
+	line, err := s.out.ReadString('\n')
+	if err != nil {
+		s.Fatal(err)
+	}
+	return strings.TrimSpace(line)
+}
+
+func (s *guest) ask(what string) string {
+	s.Helper()
+	if _, err := fmt.Fprintln(s.in, what); err != nil {
+		s.Fatal(err)
+	}
+	return s.line()
+}
+
+// touch has the guest touch its memory and returns how long that took.
+func (s *guest) touch(how string) time.Duration {
+	s.Helper()
+	us, err := strconv.Atoi(s.ask(how))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return time.Duration(us) * time.Microsecond
+}
+
+func (s *guest) pause() {
+	s.Helper()
+	if err := s.c.Pause(s.Context()); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *guest) resume() {
+	s.Helper()
+	if err := s.c.Resume(s.Context()); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *guest) sandbox(id string) memory.Sandbox {
+	return memory.Sandbox{ID: id, Group: s.group, Memory: s.file, Sentry: s.c}
+}
+
+func (s *guest) held() memory.Held {
+	s.Helper()
+	h, err := s.group.Held()
+	if err != nil {
+		s.Fatal(err)
+	}
+	return h
+}

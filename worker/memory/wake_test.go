@@ -1,0 +1,112 @@
+package memory_test
+
+import (
+	"testing"
+	"time"
+
+	"quarry/worker/memory"
+)
+
+// The memory of a guest that waits goes to swap and comes back before it runs on, and
+// nothing in it has changed.
+func TestAGuestThatWaitsGivesItsMemoryAndGetsItBack(t *testing.T) {
+	for _, kind := range []string{"file", "zram"} {
+		t.Run(kind, func(t *testing.T) {
+			const mib = 200
+			swapOn(t, kind, 2*mib<<20)
+			s := startGuest(t, mib)
+			before := s.ask("sum")
+			s.pause()
+			var w memory.Waiting
+			w.Add(s.sandbox("one"), time.Now(), time.Time{})
+			full := s.held()
+			took := w.Reclaim(t.Context(), 1<<40)
+			empty := s.held()
+			if len(took) != 1 || took[0].Err != nil || took[0].Bytes() < mib<<20*9/10 || empty.Shmem > mib<<20/10 {
+				t.Fatalf("took %+v, held %+v before and %+v after", took, full, empty)
+			}
+			got, err := w.Wake(t.Context(), "one")
+			if err != nil || got.Bytes < mib<<20*9/10 {
+				t.Errorf("brought back %+v, %v", got, err)
+			}
+			back := s.held()
+			if back.Shmem < mib<<20*9/10 {
+				t.Errorf("held %+v after the wake", back)
+			}
+			s.resume()
+			after := s.ask("sum")
+			if after != before {
+				t.Errorf("the guest's memory has sum %s, had %s", after, before)
+			}
+			t.Logf("%s: taken %d MiB (%d by the Sentry) in %v, back %d MiB in %v", kind, took[0].Bytes()>>20, took[0].Reduced>>20, took[0].Took, got.Bytes>>20, got.Took)
+		})
+	}
+}
+
+// What is wanted is taken, not all.
+func TestAPartIsTaken(t *testing.T) {
+	const mib = 128
+	swapOn(t, "file", 2*mib<<20)
+	s := startGuest(t, mib)
+	s.pause()
+	var w memory.Waiting
+	w.Add(s.sandbox("one"), time.Now(), time.Time{})
+	took := w.Reclaim(t.Context(), 48<<20)
+	if n := took[0].Bytes(); took[0].Err != nil || n < 48<<20 || n > 96<<20 {
+		t.Errorf("took %+v of 48 MiB", took)
+	}
+	got, err := w.Wake(t.Context(), "one")
+	if err != nil {
+		t.Error(err)
+	}
+	t.Logf("taken %d MiB in %v, back %d MiB in %v", took[0].Bytes()>>20, took[0].Took, got.Bytes>>20, got.Took)
+	s.resume()
+	s.ask("sum")
+}
+
+// BenchmarkWake is how long a guest of 200 MiB needs until it has touched all of its
+// memory again, after all was taken: by faults of its own, or prefetched.
+func BenchmarkWake(b *testing.B) {
+	const mib = 200
+	for _, kind := range []string{"zram", "file"} {
+		b.Run(kind, func(b *testing.B) {
+			swapOn(b, kind, 2*mib<<20)
+			s := startGuest(b, mib)
+			for _, arm := range []struct {
+				name, how string
+				fetch     bool
+			}{{"faults-scattered", "scattered", false}, {"faults-inorder", "inorder", false}, {"prefetch", "scattered", true}} {
+				b.Run(arm.name, func(b *testing.B) {
+					var fetch, touch, reclaim time.Duration
+					n := 0
+					for b.Loop() {
+						b.StopTimer()
+						s.pause()
+						var w memory.Waiting
+						w.Add(s.sandbox("one"), time.Now(), time.Time{})
+						took := w.Reclaim(b.Context(), 1<<40)
+						if len(took) != 1 || took[0].Bytes() < mib<<20*9/10 {
+							b.Fatalf("took %+v", took)
+						}
+						reclaim += took[0].Took
+						b.StartTimer()
+						if arm.fetch {
+							got, err := w.Wake(b.Context(), "one")
+							if err != nil {
+								b.Fatal(err)
+							}
+							fetch += got.Took
+						}
+						s.resume()
+						touch += s.touch(arm.how)
+						n++
+					}
+					ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 / float64(n) }
+					b.ReportMetric(ms(fetch), "ms-prefetch")
+					b.ReportMetric(ms(touch), "ms-guest")
+					b.ReportMetric(ms(reclaim), "ms-reclaim")
+				})
+			}
+		})
+	}
+}
