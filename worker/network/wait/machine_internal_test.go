@@ -343,7 +343,7 @@ func TestAGuestThatAsksInPiecesIsPausedLessAndLess(t *testing.T) {
 func TestAnyPackets(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	s := newScript(t)
-	for range 200_000 {
+	for range 50_000 {
 		p := packet{
 			flow: flow{uint16(r.IntN(200)), testEnd}, asks: r.IntN(2) == 0, seq: uint32(r.IntN(400)) - 200, ack: uint32(r.IntN(400)) - 200,
 			size: uint32(r.IntN(3)), window: uint16(r.IntN(3)), syn: r.IntN(9) == 0, fin: r.IntN(9) == 0, rst: r.IntN(30) == 0, acks: r.IntN(5) != 0,

@@ -125,17 +125,18 @@ func openTap(name string, netns, buffer int) (*tap, error) {
 	h.Write([]byte(name))
 	// Low numbers are what people write into rules by hand.
 	start := 1024 + h.Sum32()%60000
+	var err error
 	for i := range uint32(groups) {
 		t := &tap{group: uint16(start + i)}
-		err := t.open(netns, buffer)
-		if err == nil {
+		if err = t.open(netns, buffer); err == nil {
 			return t, nil
 		}
-		if !errors.Is(err, unix.EBUSY) {
+		// A group that another socket has bound is EPERM, as is a want of rights.
+		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EPERM) {
 			return nil, fmt.Errorf("bind group %d of nfnetlink_log: %w", t.group, err)
 		}
 	}
-	return nil, fmt.Errorf("bind a group of nfnetlink_log: %d to %d have other readers", start, start+groups-1)
+	return nil, fmt.Errorf("bind a group of nfnetlink_log: %d to %d have other readers, or the right CAP_NET_ADMIN is missing: %w", start, start+groups-1, err)
 }
 
 func (t *tap) open(netns, buffer int) error {

@@ -1,10 +1,20 @@
 package wait
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"quarry/internal/need"
 )
 
 // watch opens a watcher of one guest.
@@ -57,6 +67,428 @@ func TestPausedUntilTheAnswerComes(t *testing.T) {
 					t.Log("resumed", w.at.Sub(answered), "after the answer was sent")
 				}
 			})
+		}
+	}
+}
+
+// observe records every header that is seen of some guests.
+type observer struct {
+	mu  sync.Mutex
+	all []packet
+	s   *session
+}
+
+func observe(t *testing.T, at []netip.AddrPort, gs ...*guest) *observer {
+	t.Helper()
+	var sandboxes []Sandbox
+	for _, g := range gs {
+		sandboxes = append(sandboxes, g.sandbox())
+	}
+	s, err := openSession(Config{Name: "quarry-wait-observer"}.withDefaults(), at, sandboxes, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &observer{s: s}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.tap.read(func(l logged) {
+			_, p, err := parsePacket(l.payload, l.hook == hookPrerouting)
+			if err != nil {
+				t.Errorf("a header that cannot be read: %x", l.payload)
+			}
+			o.mu.Lock()
+			o.all = append(o.all, p)
+			o.mu.Unlock()
+		}, func(e tapEvent) {
+			if e == tapMissing {
+				t.Error("headers are missing")
+			}
+		})
+	}()
+	t.Cleanup(func() { s.close(); <-done })
+	return o
+}
+
+// saw waits until there is a packet that ok takes after all that were found before,
+// and returns its place.
+func (o *observer) saw(t *testing.T, what string, after int, ok func(packet) bool) int {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		o.mu.Lock()
+		for i := after; i < len(o.all); i++ {
+			if ok(o.all[i]) {
+				o.mu.Unlock()
+				return i + 1
+			}
+		}
+		o.mu.Unlock()
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t.Fatalf("no %s after packet %d of %+v", what, after, o.all)
+	return 0
+}
+
+func TestPacketsAreSeenInOrder(t *testing.T) {
+	l := newLab(t)
+	s, g := l.stub(t), l.guest(t)
+	o := observe(t, ends(s), g)
+	isAsk := func(p packet) bool { return p.asks && p.size > 0 && !p.syn && !p.fin }
+	isAnswer := func(p packet) bool { return !p.asks && p.size > 0 && !p.syn && !p.fin }
+	for _, size := range []int{1, 1 << 20} {
+		c, err := g.dial(s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { io.Copy(io.Discard, c) })
+		at := o.saw(t, "beginning", 0, func(p packet) bool { return p.asks && p.syn })
+		at = o.saw(t, "answer to it", at, func(p packet) bool { return !p.asks && p.syn })
+		for range 2 { // one connection
+			fmt.Fprintf(c, "GET /?delay=100ms&size=%d HTTP/1.1\r\nHost: model\r\n\r\n", size)
+			at = o.saw(t, "request", at, isAsk)
+			at = o.saw(t, "answer", at, isAnswer)
+		}
+		s.mu.Lock()
+		last := s.conn[len(s.conn)-1].(*net.TCPConn)
+		s.mu.Unlock()
+		if size == 1 {
+			last.Close()
+			o.saw(t, "end", at, func(p packet) bool { return !p.asks && p.fin })
+		} else {
+			last.SetLinger(0)
+			last.Close()
+			o.saw(t, "reset", at, func(p packet) bool { return !p.asks && p.rst })
+		}
+		wg.Wait()
+		c.Close()
+		o.mu.Lock()
+		o.all = nil
+		o.mu.Unlock()
+	}
+}
+
+// acknowledgements of a long answer are not handed over.
+func TestALongAnswerCostsNoAcknowledgements(t *testing.T) {
+	l := newLab(t)
+	s, g := l.stub(t), l.guest(t)
+	o := observe(t, ends(s), g)
+	g.get(g.client(), s.url(0, 8<<20))
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	asks := 0
+	for _, p := range o.all {
+		if p.asks && p.size == 0 {
+			asks++
+		}
+	}
+	if asks > 5 {
+		t.Errorf("%d acknowledgements of %d packets", asks, len(o.all))
+	}
+}
+
+// raw is a model of a test that does what it is told with each connection.
+func (l *lab) raw(t *testing.T) (*net.TCPListener, netip.AddrPort) {
+	t.Helper()
+	var listener net.Listener
+	if err := inNS(l.model, func() (err error) {
+		listener, err = net.Listen("tcp4", "198.51.100.2:0")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	at := listener.Addr().(*net.TCPAddr).AddrPort()
+	return listener.(*net.TCPListener), netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+}
+
+// waiting is a guest that is paused for an answer, and both ends of its connection.
+func waiting(t *testing.T, l *lab, owned bool) (g *guest, w *Watcher, c, model *net.TCPConn) {
+	t.Helper()
+	listener, at := l.raw(t)
+	g = l.guest(t)
+	w, _ = watch(t, Config{Endpoints: []netip.AddrPort{at}}, owned, g)
+	conn, err := g.dial(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if model, err = listener.AcceptTCP(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(); model.Close() })
+	if _, err := conn.Write([]byte("question")); err != nil {
+		t.Fatal(err)
+	}
+	g.until("paused", g.isPaused)
+	return g, w, conn.(*net.TCPConn), model
+}
+
+func TestWhatEndsAConnectionWakes(t *testing.T) {
+	l := newLab(t)
+	for name, tt := range map[string]struct {
+		end func(g *guest, c, model *net.TCPConn)
+		why Reason
+	}{
+		"the model closes":                 {func(_ *guest, _, m *net.TCPConn) { m.Close() }, Reset}, // it has not read the question
+		"the model is done":                {func(_ *guest, _, m *net.TCPConn) { m.CloseWrite() }, Closed},
+		"the model resets":                 {func(_ *guest, _, m *net.TCPConn) { m.SetLinger(0); m.Close() }, Reset},
+		"one byte":                         {func(_ *guest, _, m *net.TCPConn) { m.Write([]byte{1}) }, Answer},
+		"the guest's stack goes on asking": {func(_ *guest, c, _ *net.TCPConn) { c.Write([]byte("more")) }, Asks},
+		"the guest's stack resets":         {func(_ *guest, c, _ *net.TCPConn) { c.SetLinger(0); c.Close() }, Reset},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, _, c, m := waiting(t, l, true)
+			tt.end(g, c, m)
+			if w := g.woken(1); w.Why != tt.why {
+				t.Errorf("resumed for %s, want %s", w.Why, tt.why)
+			}
+		})
+	}
+}
+
+func TestAnICMPErrorWakes(t *testing.T) {
+	l := newLab(t)
+	g, _, c, _ := waiting(t, l, true)
+	local := c.LocalAddr().(*net.TCPAddr).AddrPort()
+	remote := c.RemoteAddr().(*net.TCPAddr).AddrPort()
+	// A router of the model's side says that the model is not reached.
+	body := append([]byte{3, 1, 0, 0, 0, 0, 0, 0}, ipHeader(protoTCP, g.addr, remote.Addr().Unmap(), 48, tcpHeader(local.Port(), remote.Port(), 1, 1, 0x18)[:8])...)
+	sum := uint32(0)
+	for i := 0; i < len(body); i += 2 {
+		sum += uint32(body[i])<<8 | uint32(body[i+1])
+	}
+	sum = sum>>16 + sum&0xffff
+	sum = ^(sum + sum>>16)
+	body[2], body[3] = byte(sum>>8), byte(sum)
+	if err := inNS(l.model, func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, protoICMP)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Sendto(fd, body, 0, &unix.SockaddrInet4{Addr: g.addr.As4()})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if w := g.woken(1); w.Why != ICMP {
+		t.Errorf("resumed for %s", w.Why)
+	}
+}
+
+// flush removes every rule, as a firewall does that starts anew.
+func flush(t *testing.T) {
+	t.Helper()
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.FlushRuleset()
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAFlushOfAllRulesLeavesOurs(t *testing.T) {
+	l := newLab(t)
+	g, w, _, m := waiting(t, l, true)
+	flush(t)
+	time.Sleep(100 * time.Millisecond)
+	if !w.session.rules.held {
+		need.Missing(t, "tables with an owner, of Linux 5.12")
+	}
+	m.Write([]byte("answer"))
+	if w := g.woken(1); w.Why != Answer {
+		t.Errorf("resumed for %s", w.Why)
+	}
+}
+
+func TestRulesThatAreRemovedAreMissed(t *testing.T) {
+	l := newLab(t)
+	table := &nftables.Table{Name: "quarry-wait-test", Family: nftables.TableFamilyIPv4}
+	for name, remove := range map[string]func(c *nftables.Conn){
+		"every rule of the node": func(c *nftables.Conn) { c.FlushRuleset() },
+		"the table":              func(c *nftables.Conn) { c.DelTable(table) },
+		"the rules of a chain":   func(c *nftables.Conn) { c.FlushChain(&nftables.Chain{Table: table, Name: "answers"}) },
+		"the guests":             func(c *nftables.Conn) { c.FlushSet(&nftables.Set{Table: table, Name: setGuests}) },
+		"a rule is added": func(c *nftables.Conn) {
+			c.AddRule(&nftables.Rule{Table: table, Chain: &nftables.Chain{Table: table, Name: "answers"}, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, w, conn, m := waiting(t, l, false)
+			c, err := nftables.New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			remove(c)
+			if err := c.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			if w := g.woken(1); w.Why != Rules {
+				t.Errorf("resumed for %s", w.Why)
+			}
+			// They are put back.
+			for deadline := time.Now().Add(10 * time.Second); w.isBlind(); time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("nothing is seen again")
+				}
+			}
+			conn.Write([]byte("another question"))
+			g.until("paused again", g.isPaused)
+			m.Write([]byte("answer"))
+			if w := g.woken(2); w.Why != Answer {
+				t.Errorf("resumed for %s", w.Why)
+			}
+		})
+	}
+}
+
+func TestAChangeOfOtherTablesIsNoReason(t *testing.T) {
+	l := newLab(t)
+	g, _, _, m := waiting(t, l, true)
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := c.AddTable(&nftables.Table{Name: "another", Family: nftables.TableFamilyIPv4})
+	c.AddChain(&nftables.Chain{Table: other, Name: "chain"})
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	c.DelTable(other)
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	m.Write([]byte("answer"))
+	if w := g.woken(1); w.Why != Answer {
+		t.Errorf("resumed for %s", w.Why)
+	}
+}
+
+func TestTheReaderIsReplacedWhenItFails(t *testing.T) {
+	l := newLab(t)
+	g, w, conn, m := waiting(t, l, true)
+	w.mu.Lock()
+	s := w.session
+	w.mu.Unlock()
+	s.tap.close()
+	if w := g.woken(1); w.Why != Reader {
+		t.Errorf("resumed for %s", w.Why)
+	}
+	for deadline := time.Now().Add(10 * time.Second); w.isBlind(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("nothing is seen again")
+		}
+	}
+	conn.Write([]byte("another question"))
+	g.until("paused again", g.isPaused)
+	m.Write([]byte("answer"))
+	if w := g.woken(2); w.Why != Answer {
+		t.Errorf("resumed for %s", w.Why)
+	}
+}
+
+func TestAnOverrunResumesEverything(t *testing.T) {
+	l := newLab(t)
+	s := l.stub(t)
+	var all []*guest
+	for range 3 {
+		all = append(all, l.guest(t))
+	}
+	w, _ := watch(t, Config{Endpoints: ends(s), Buffer: 4096}, true, all...)
+	client := all[0].client()
+	var wg sync.WaitGroup
+	for _, g := range all[1:] {
+		c := g.client()
+		wg.Go(func() { g.get(c, s.url(3*time.Second, 1)) })
+	}
+	for _, g := range all[1:] {
+		g.until("paused", g.isPaused)
+	}
+	// More than the socket holds while it is not read.
+	w.sight.Lock()
+	wg.Go(func() { all[0].get(client, s.url(0, 16<<20)) })
+	time.Sleep(500 * time.Millisecond)
+	w.sight.Unlock()
+	for _, g := range all[1:] {
+		if w := g.woken(1); w.Why != Overrun {
+			t.Errorf("resumed for %s", w.Why)
+		}
+	}
+	wg.Wait()
+	if n := counted(t, w.cfg.Metrics.lost.WithLabelValues(string(Overrun))); n == 0 {
+		t.Error("no loss is counted")
+	}
+	for deadline := time.Now().Add(10 * time.Second); w.isBlind(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("nothing is seen again")
+		}
+	}
+	g := all[1]
+	g.mu.Lock()
+	n := len(g.wakes)
+	g.mu.Unlock()
+	g.get(g.client(), s.url(300*time.Millisecond, 1))
+	if w := g.woken(n + 1); w.Why != Answer {
+		t.Errorf("resumed for %s", w.Why)
+	}
+}
+
+func TestTwoWatchersAndTheirTables(t *testing.T) {
+	l := newLab(t)
+	s, g := l.stub(t), l.guest(t)
+	w, _ := watch(t, Config{Endpoints: ends(s)}, true, g)
+	if _, err := New(Config{Name: "quarry-wait-test", Endpoints: ends(s)}); !errors.Is(err, ErrTable) {
+		t.Errorf("a second watcher of one name: %v", err)
+	}
+	other, err := New(Config{Name: "quarry-wait-other", Endpoints: ends(s)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := other.Watch(g.sandbox()); !errors.Is(err, ErrClosed) {
+		t.Errorf("a closed watcher: %v", err)
+	}
+	if _, err := w.Watch(g.sandbox()); !errors.Is(err, ErrWatched) {
+		t.Errorf("the same sandbox: %v", err)
+	}
+	g.get(g.client(), s.url(200*time.Millisecond, 1))
+	g.woken(1)
+	w.Close()
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := c.ListTables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range tables {
+		t.Errorf("table %s is left", one.Name)
+	}
+}
+
+func TestOtherEndpoints(t *testing.T) {
+	l := newLab(t)
+	g, w, _, _ := waiting(t, l, true)
+	s := l.stub(t)
+	if err := w.SetEndpoints(ends(s)); err != nil {
+		t.Fatal(err)
+	}
+	if w := g.woken(1); w.Why != Endpoint {
+		t.Errorf("resumed for %s", w.Why)
+	}
+	g.get(g.client(), s.url(200*time.Millisecond, 1))
+	if w := g.woken(2); w.Why != Answer {
+		t.Errorf("resumed for %s", w.Why)
+	}
+	for _, bad := range []string{"[2001:db8::1]:80", "192.0.2.1:0"} {
+		if err := w.SetEndpoints([]netip.AddrPort{netip.MustParseAddrPort(bad)}); !errors.Is(err, ErrEndpoint) {
+			t.Errorf("%s: %v", bad, err)
 		}
 	}
 }
