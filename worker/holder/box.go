@@ -50,6 +50,7 @@ type box struct {
 	pauses     int64
 	over       bool           // it ends or has ended
 	killed     bool           // by End
+	forced     bool           // the holder has killed one of its processes
 	reason     string         // why the holder gave it up
 	initStatus *sentry.Status // nil until the Sentry told
 	sentryPID  int            // 0 once it was waited for
@@ -293,7 +294,7 @@ func (b *box) giveUp(reason string) {
 func (b *box) killProcesses() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.over = true
+	b.over, b.forced = true, true
 	for _, pid := range []int{b.sentryPID, b.goferPID} {
 		if pid > 0 {
 			unix.Kill(pid, unix.SIGKILL)

@@ -103,7 +103,8 @@ type State struct {
 type Ended struct {
 	// Killed says that End was called before the sandbox ended by itself.
 	Killed bool `json:"killed"`
-	// Init is how the first process ended, as the Sentry told it; nil when it did not.
+	// Init is how the first process ended, as the Sentry told it; nil when it did not
+	// end by itself.
 	Init *sentry.Status `json:"init,omitempty"`
 	// Sentry and Gofer are how these ended, as wait(2) told it; -1 when not known.
 	Sentry int       `json:"sentry_status"`

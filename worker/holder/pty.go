@@ -21,10 +21,7 @@ func openPTY(w sandbox.Window) (master, guest *os.File, err error) {
 	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("unlock a terminal: %w", err), master.Close())
 	}
-	peer, err := unix.IoctlRetInt(fd, unix.TIOCGPTPEER)
-	if err != nil {
-		peer, err = ptyPeer(fd)
-	}
+	peer, err := ptyPeer(fd)
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("open the other end of a terminal: %w", err), master.Close())
 	}
@@ -35,13 +32,15 @@ func openPTY(w sandbox.Window) (master, guest *os.File, err error) {
 	return master, guest, nil
 }
 
-// ptyPeer opens the other end by its name.
+// ptyPeer opens the other end, whatever stands at /dev/pts here. It must not become
+// this process's controlling terminal: what is typed would end the holder.
 func ptyPeer(fd int) (int, error) {
-	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err != nil {
-		return -1, err
+	const flags = unix.O_RDWR | unix.O_NOCTTY | unix.O_CLOEXEC
+	peer, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, flags)
+	if errno != 0 {
+		return -1, errno
 	}
-	return unix.Open(fmt.Sprintf("/dev/pts/%d", n), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	return int(peer), nil
 }
 
 // maxWindow is what a terminal's size can be.

@@ -53,6 +53,9 @@ func (b *box) reapOne(end *Ended) bool {
 		b.sentryPID, end.Sentry = 0, int(ws)
 	case pid == b.goferPID:
 		b.goferPID, end.Gofer = 0, int(ws)
+		if ws.Signaled() && !b.forced {
+			b.reason = "the gofer " + describe(int(ws))
+		}
 	default:
 		return false
 	}
@@ -62,6 +65,9 @@ func (b *box) reapOne(end *Ended) bool {
 
 // killChildren kills whatever is a child of this process.
 func (b *box) killChildren() {
+	b.mu.Lock()
+	b.forced = true
+	b.mu.Unlock()
 	lists, err := filepath.Glob("/proc/self/task/*/children")
 	if err != nil {
 		return
@@ -103,7 +109,9 @@ func (b *box) finish(end Ended) {
 	b.mu.Lock()
 	end.Killed, end.Init, end.At = b.killed, b.initStatus, time.Now().UTC().Round(0)
 	end.Pauses, end.PausedFor, end.Execs = b.pauses, paused.Milliseconds(), int64(len(b.order))
-	end.Message = b.reason
+	if end.Message = b.reason; end.Message != "" {
+		end.Init = nil // it did not end by itself
+	}
 	b.mu.Unlock()
 	if end.Message == "" && !end.Killed && end.Init == nil {
 		end.Message = b.whatEnded(end)

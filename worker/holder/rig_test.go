@@ -58,9 +58,12 @@ func config(t testing.TB, argv ...string) holder.Config {
 
 func newRig(t testing.TB) *rig { return startRig(t, config(t)) }
 
+// patience is how long a test waits for what has to come.
+const patience = time.Minute
+
 func startRig(t testing.TB, c holder.Config) *rig {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	cl, _, err := holder.Start(ctx, c)
 	if err != nil {
@@ -202,8 +205,12 @@ func (r *rig) waitFor(what string, so func() bool) {
 // waitOutput waits until an exec has written something.
 func (r *rig) waitOutput(id, want string) {
 	r.Helper()
+	var b []byte
 	r.waitFor(want, func() bool {
-		b, _ := os.ReadFile(holder.OutputPath(r.dir, id, "stdout"))
+		b, _ = os.ReadFile(holder.OutputPath(r.dir, id, "stdout"))
+		if r.ctx.Err() != nil {
+			r.Errorf("exec %s says %q", id, b)
+		}
 		return strings.Contains(string(b), want)
 	})
 }
