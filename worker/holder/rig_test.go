@@ -47,7 +47,7 @@ func config(t testing.TB, argv ...string) holder.Config {
 		t.Fatal(err)
 	}
 	c := holder.Config{
-		Shim: []string{os.Args[0]}, Dir: dir, ID: "test", Runsc: sentrytest.Runsc(t, dir), Entrypoint: len(argv) > 0,
+		Shim: shim(), Dir: dir, ID: "test", Runsc: sentrytest.Runsc(t, dir), Entrypoint: len(argv) > 0,
 	}
 	if len(argv) == 0 {
 		argv = []string{"sleeper"}
@@ -213,4 +213,12 @@ func (r *rig) waitOutput(id, want string) {
 		}
 		return strings.Contains(string(b), want)
 	})
+}
+
+// shim is this program, or the one that QUARRY_SHIM names, for measurements.
+func shim() []string {
+	if path := os.Getenv("QUARRY_SHIM"); path != "" {
+		return []string{path}
+	}
+	return []string{os.Args[0]}
 }
