@@ -22,7 +22,7 @@ const windowTries = 20
 func TestACreateThatIsGivenUpLeavesNothing(t *testing.T) {
 	r := newWorkerRig(t, "debian")
 	c := r.client()
-	spec := sandbox.Spec{Image: "t/task", MemoryMB: 128}
+	spec := sandbox.Spec{Image: "t/task", MemoryMB: 128, DiskMB: 64}
 	sb, err := c.Create(t.Context(), spec, "")
 	check(t, err)
 	_, err = c.Delete(t.Context(), sb.ID)

@@ -86,8 +86,7 @@ func (r *workerRig) startWorker(flags ...string) {
 	line, err := bufio.NewReader(out).ReadString('\n')
 	url, ok := strings.CutPrefix(strings.TrimSpace(line), "listening on ")
 	if err != nil || !ok {
-		raw, _ := os.ReadFile(r.path("worker.log"))
-		r.t.Fatalf("the worker says %q (%v): %s", line, err, raw)
+		r.t.Fatalf("the worker says %q (%v): %s", line, err, r.logTail())
 	}
 	r.url = url
 }
@@ -122,10 +121,11 @@ func run(ctx context.Context, c *client.Client, id string, e sandbox.ExecSpec) (
 	return *a.ExitCode, string(a.Out) + string(a.Err), nil
 }
 
-// nothingLeftOf waits until no process, mount, control group or folder of a sandbox is
-// left of the machine's worker.
+// nothingLeftOf ends the worker, which has no sandbox, and waits until no process,
+// mount, network namespace, control group or folder of one is left.
 func (r *workerRig) nothingLeftOf() {
 	r.t.Helper()
+	r.endWorker()
 	var left []string
 	for range 400 {
 		if left = r.sandboxesLeft(); len(left) == 0 {
@@ -154,6 +154,10 @@ func (r *workerRig) sandboxesLeft() []string {
 			left = append(left, "process "+strings.ReplaceAll(string(raw), "\x00", " "))
 		}
 	}
+	links, _ := filepath.Glob(r.path("w", "net", "ns", "*"))
+	for _, l := range links {
+		left = append(left, "network namespace "+l)
+	}
 	groups, _ := filepath.Glob("/sys/fs/cgroup/*/" + r.group() + "/*")
 	for _, g := range groups {
 		if st, err := os.Stat(g); err == nil && st.IsDir() {
@@ -165,6 +169,12 @@ func (r *workerRig) sandboxesLeft() []string {
 
 // group is the worker's control group, of this test alone.
 func (r *workerRig) group() string { return "quarry-test-" + filepath.Base(r.base) }
+
+// logTail is the end of what the worker has logged.
+func (r *workerRig) logTail() string {
+	raw, _ := os.ReadFile(r.path("worker.log"))
+	return string(raw[max(0, len(raw)-8000):])
+}
 
 // endWorker ends sandboxes and worker, so that nothing of them is left.
 func (r *workerRig) endWorker() {
@@ -196,8 +206,7 @@ func TestAnAgentsLoopInPython(t *testing.T) {
 	cmd := exec.CommandContext(ctx, python, filepath.Join("testdata", "agent.py"), r.url, r.token, "t/task")
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "reward 1\n") {
-		raw, _ := os.ReadFile(r.path("worker.log"))
-		t.Fatalf("%v: %s\nworker: %s", errors.Join(err, ctx.Err()), out, raw)
+		t.Fatalf("%v: %s\nworker: %s", errors.Join(err, ctx.Err()), out, r.logTail())
 	}
 	t.Logf("%s", out)
 }

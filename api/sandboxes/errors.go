@@ -108,6 +108,9 @@ var errorTable = []errorRow{
 // errClientGone says that a write to the client failed, or that it takes nothing.
 var errClientGone = errors.New("client is gone")
 
+// busy reports whether the error only says to come again: what is no fault of anybody.
+func (e *Error) busy() bool { return e.RetryAfter > 0 }
+
 // codeInternal is the code of what the table does not know.
 const codeInternal = "internal"
 

@@ -130,7 +130,7 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	h.metrics.observe(name, w.status, took)
 	attrs := []any{"request_id", id, "route", name, "sandbox", c.id, "exec", c.exec, "status", w.status, "bytes", w.bytes, "took_ms", took.Milliseconds()}
 	switch {
-	case err != nil && w.status >= 500:
+	case err != nil && w.status >= 500 && !toError(err).busy():
 		h.log.ErrorContext(r.Context(), "request failed", append(attrs, "err", err)...)
 	case err != nil:
 		h.log.InfoContext(r.Context(), "request refused", append(attrs, "err", err)...)

@@ -209,8 +209,14 @@ func (n *Node) Close() error {
 	n.mu.Unlock()
 	n.stop()
 	n.work.Wait()
-	n.lock.Unlock()
-	return nil
+	defer n.lock.Unlock()
+	n.mu.Lock()
+	left := len(n.boxes)
+	n.mu.Unlock()
+	if n.tree == nil || left > 0 {
+		return nil
+	}
+	return n.tree.Remove()
 }
 
 // box finds a sandbox that has not ended. Errors: sandbox.ErrUnknown,
