@@ -84,6 +84,7 @@ var arrows = map[string][]string{
 	"worker/holder":            {"worker/sandbox", "worker/sentry", "internal/strictjson"}, // the shim links it: it must stay small
 
 	"worker/guest":        {"worker/guest/flat", "worker/guest/wire", "worker/sandbox"},
+	"worker/session":      {"worker/sentry"},
 	"worker/guest/flat":   {},
 	"worker/network/wait": {}, // apart from the daemon that asks it
 

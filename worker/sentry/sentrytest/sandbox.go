@@ -106,8 +106,14 @@ type Sandbox struct {
 // Start starts a sandbox whose first process sleeps, and ends it with the test.
 func Start(t testing.TB) Sandbox {
 	t.Helper()
+	return StartIn(t, Root(t))
+}
+
+// StartIn is Start in a root file system that is there.
+func StartIn(t testing.TB, root string) Sandbox {
+	t.Helper()
 	dir := need.ShortDir(t)
-	Bundle(t, dir, Root(t), "sleep", "1000000")
+	Bundle(t, dir, root, "sleep", "1000000")
 	state, pidFile := filepath.Join(dir, "runsc"), filepath.Join(dir, "pid")
 	log := filepath.Join(dir, "runsc.log")
 	// Its streams stay with the Sentry: a pipe of the test would not end with runsc.
