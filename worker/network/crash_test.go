@@ -38,7 +38,7 @@ func remains(t testing.TB, folder string) []string {
 			out = append(out, "interface "+l.Attrs().Name)
 		}
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestNothingIsLeft(t *testing.T) {
 	if got := rulesOf(t, first(network.Names(folder))); len(got) > 0 {
 		t.Errorf("rules are left: %v", got)
 	}
-	if b, err := os.ReadFile("/proc/self/net/udp"); err != nil || strings.Contains(string(b), ":0035 ") {
+	if b, err := os.ReadFile("/proc/thread-self/net/udp"); err != nil || strings.Contains(string(b), ":0035 ") {
 		t.Errorf("an answerer is left: %s %v", b, err)
 	}
 	if err := n.Close(); err != nil {
@@ -336,4 +336,31 @@ func TestKilledAndAdopted(t *testing.T) {
 	if err := n.Release(context.Background(), "s1"); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestFirewallStartsAnew has another program flush every rule of the machine, as one
+// does that is started anew.
+func TestFirewallStartsAnew(t *testing.T) {
+	lab(t)
+	n := open(t, network.Config{})
+	g := take(t, n, "a", sandbox.Rule{CIDR: hostA})
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := c.AddTable(&nftables.Table{Name: "theirs", Family: nftables.TableFamilyIPv4})
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	c.FlushRuleset()
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyIPv4)
+	if err != nil || slices.ContainsFunc(tables, func(x *nftables.Table) bool { return x.Name == theirs.Name }) {
+		t.Fatalf("got %v %v: nothing was flushed, the test proves nothing", tables, err)
+	}
+	g.reaches(t, hostA+":80")
+	g.denied(t, hostB+":80")
+	g.denied(t, nodeAddr+":80")
 }

@@ -245,6 +245,7 @@ func (n *Network) Close() error {
 		l.gone = true
 		l.mu.Unlock()
 	}
+	n.upstream.Close()
 	n.stopFill()
 	n.filling.Wait()
 	n.mu.Lock()

@@ -38,6 +38,9 @@ var ErrNoName = errors.New("no such name")
 type Upstream struct {
 	servers []netip.AddrPort // none is what resolv.conf says
 	slots   chan struct{}
+	end     context.Context // of what is being asked when Close is called
+	stop    context.CancelFunc
+	tasks   sync.WaitGroup
 
 	mu    sync.Mutex
 	known map[string]*entry
@@ -54,7 +57,15 @@ type entry struct {
 // NewUpstream returns one that asks these servers, or those of /etc/resolv.conf, at
 // most atOnce names at a time.
 func NewUpstream(servers []netip.AddrPort, atOnce int) *Upstream {
-	return &Upstream{servers: servers, slots: make(chan struct{}, atOnce), known: map[string]*entry{}}
+	u := &Upstream{servers: servers, slots: make(chan struct{}, atOnce), known: map[string]*entry{}}
+	u.end, u.stop = context.WithCancel(context.Background())
+	return u
+}
+
+// Close ends what is being asked. Every Server that uses it was closed before.
+func (u *Upstream) Close() {
+	u.stop()
+	u.tasks.Wait()
 }
 
 // Lookup returns the IPv4 addresses of a name and how long they hold. Those who ask
@@ -70,7 +81,7 @@ func (u *Upstream) Lookup(ctx context.Context, name string) ([]netip.Addr, time.
 		e = &entry{done: make(chan struct{})}
 		u.makeRoom()
 		u.known[name] = e
-		go u.ask(name, e) // ends within lookupFor
+		u.tasks.Go(func() { u.ask(name, e) })
 	}
 	u.mu.Unlock()
 	select {
@@ -112,7 +123,7 @@ func (u *Upstream) makeRoom() {
 
 // ask fills an entry. It has no caller's context: others wait for it too.
 func (u *Upstream) ask(name string, e *entry) {
-	ctx, cancel := context.WithTimeout(context.Background(), lookupFor)
+	ctx, cancel := context.WithTimeout(u.end, lookupFor)
 	defer cancel()
 	defer close(e.done)
 	select {
@@ -170,7 +181,10 @@ func exchange(ctx context.Context, server netip.AddrPort, name string) ([]netip.
 		}
 		deadline, _ := ctx.Deadline()
 		c.SetDeadline(deadline)
+		// Close ends a read that waits.
+		stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Now()) })
 		addrs, ttl, err := ask(c, q, id, name, network == "tcp")
+		stop()
 		c.Close()
 		if !errors.Is(err, errTruncated) {
 			return addrs, ttl, err
