@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -12,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -197,6 +197,10 @@ func TestGivenUpTake(t *testing.T) {
 
 // play is the process that is killed: a worker with sandboxes.
 func play(role string) int {
+	go func() { // ends with the process
+		io.Copy(io.Discard, os.Stdin)
+		os.Exit(3)
+	}()
 	n, err := network.New(context.Background(), network.Config{Folder: os.Getenv("QUARRY_NETWORK_FOLDER"),
 		Resolvers: []netip.AddrPort{netip.MustParseAddrPort(routerAddr + ":53")}})
 	if err != nil {
@@ -235,7 +239,12 @@ func worker(t *testing.T, role, folder string) (kill func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "QUARRY_NETWORK_ROLE="+role, "QUARRY_NETWORK_FOLDER="+folder)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	// It ends with its stdin. A death signal would come from the thread that started
+	// it, and those of namespaces end.
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -250,6 +259,7 @@ func worker(t *testing.T, role, folder string) (kill func()) {
 	return func() {
 		cmd.Process.Kill()
 		cmd.Wait()
+		in.Close()
 	}
 }
 
