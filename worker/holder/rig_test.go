@@ -3,8 +3,11 @@ package holder_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -221,4 +224,32 @@ func shim() []string {
 		return []string{path}
 	}
 	return []string{os.Args[0]}
+}
+
+// helperProgram builds a static program that copies its stdin and exits with its
+// argument, or sleeps when that is 0.
+func helperProgram(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "helper")
+	build := exec.Command("go", "build", "-o", path, "./testdata/helper")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return path
+}
+
+// sendRaw sends bytes to a socket and reads until it is closed or answers.
+func sendRaw(t testing.TB, path, raw string) {
+	t.Helper()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte(raw)); err != nil {
+		t.Fatal(err)
+	}
+	c.(*net.UnixConn).CloseWrite()
+	io.Copy(io.Discard, c)
 }
