@@ -5,7 +5,9 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"quarry/worker/holder"
 	"quarry/worker/sandbox"
 )
 
@@ -79,5 +81,31 @@ func (r *rig) memory(b *testing.B) {
 		if n, _ := fmt.Sscanf(line, "RssAnon: %f kB", &kib); n == 1 {
 			b.ReportMetric(kib, "anonymous-KiB")
 		}
+	}
+}
+
+// BenchmarkStart is a sandbox from its folder to its first process, and its end.
+func BenchmarkStart(b *testing.B) {
+	var spawn, runsc, all, end time.Duration
+	n := 0
+	for b.Loop() {
+		b.StopTimer()
+		c := config(b)
+		b.StartTimer()
+		begun := time.Now()
+		cl, t, err := holder.Start(b.Context(), c)
+		if err != nil {
+			b.Fatal(err)
+		}
+		ran := time.Now()
+		if _, err := cl.End(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		spawn, runsc, all, end, n = spawn+t.Spawn, runsc+t.Runsc, all+ran.Sub(begun), end+time.Since(ran), n+1
+		cl.Release(b.Context())
+		cl.Close()
+	}
+	for name, d := range map[string]time.Duration{"spawn-ms": spawn, "runsc-ms": runsc, "start-ms": all, "end-ms": end} {
+		b.ReportMetric(float64(d.Microseconds())/1000/float64(n), name)
 	}
 }

@@ -2,6 +2,7 @@ package holder
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -111,7 +112,8 @@ func exchange(ctx context.Context, k *net.UnixConn, r request, files []*os.File)
 	if err != nil {
 		return a, nil, err
 	}
-	if err := decodeStrict(body, &a); err != nil {
+	// Fields that this program does not know are those of a newer holder.
+	if err := json.Unmarshal(body, &a); err != nil {
 		closeAll(out)
 		return a, nil, fmt.Errorf("%w: %w", errWire, err)
 	}

@@ -25,7 +25,8 @@ import (
 	"quarry/worker/sentry"
 )
 
-// Role is the first argument of quarry-shim that makes it a holder.
+// Role is the first argument of quarry-shim that makes it a holder. The second is
+// the sandbox's folder, with a slash after it, by which the process can be found.
 const Role = "holder"
 
 var (
