@@ -37,6 +37,7 @@ type box struct {
 	mount   *worker.Mount
 	link    *network.Link
 	base    *specs.Process // what the first process has, and execs that do not say
+	gifts   []gift
 	files   *guest.Files
 	paused  pauses
 	how     *holder.Ended   // how it ended by itself

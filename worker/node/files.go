@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 
 	"quarry/worker/guest"
 	"quarry/worker/holder"
@@ -52,9 +51,15 @@ func (r runner) Cat(ctx context.Context, path string, out *os.File) error {
 	return r.b.h.Cat(ctx, path, out)
 }
 
+// Mount implements guest.Mounter.
+func (r runner) Mount(ctx context.Context, image *os.File, target string) error {
+	return r.b.h.Mount(ctx, image, target)
+}
+
 // newFiles returns the files of a sandbox that runs.
 func (b *box) newFiles() *guest.Files {
-	return guest.New(guest.Config{Runner: runner{b, b.n.c.Guest}, WorkDir: b.base.Cwd, Spool: filepath.Join(b.dir, "spool"), Log: b.n.log})
+	r := runner{b, b.n.c.Guest}
+	return guest.New(guest.Config{Runner: r, Mounter: r, WorkDir: b.base.Cwd, Spool: b.dir, Log: b.n.log})
 }
 
 // withFiles calls fn with a sandbox's files. It counts as use.
@@ -169,9 +174,17 @@ func (n *Node) Give(ctx context.Context, id string, s sandbox.Share) error {
 	if err := n.checkShare(s); err != nil {
 		return err
 	}
-	return n.awakeFiles(ctx, id, func(f *guest.Files) error {
-		return fmt.Errorf("%w: shares come with the create", sandbox.ErrUnsupported)
-	})
+	return n.awakeFiles(ctx, id, func(f *guest.Files) error { return n.give(ctx, f, s) })
+}
+
+// give copies what a share names to a guest that runs.
+func (n *Node) give(ctx context.Context, f *guest.Files, s sandbox.Share) error {
+	from, _, err := n.openShare(s.Name)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	return f.Give(ctx, pathOf(from), s.Target)
 }
 
 // Take implements sandbox.Node.

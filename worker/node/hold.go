@@ -22,6 +22,9 @@ import (
 	"quarry/worker/sandbox"
 )
 
+// resolvConf is where a guest looks for its name server.
+const resolvConf = "/etc/resolv.conf"
+
 // bundle writes the sandbox's OCI bundle.
 func (b *box) bundle(ctx context.Context, im *folder.Image) (*specs.Spec, error) {
 	b.mu.Lock()
@@ -38,6 +41,7 @@ func (b *box) bundle(ctx context.Context, im *folder.Image) (*specs.Spec, error)
 	if b.group != nil {
 		spec.Linux.CgroupsPath = b.group.Path()
 	}
+	var gifts []gift
 	if link != nil {
 		for i := range spec.Linux.Namespaces {
 			if ns := &spec.Linux.Namespaces[i]; ns.Type == specs.NetworkNamespace {
@@ -49,14 +53,28 @@ func (b *box) bundle(ctx context.Context, im *folder.Image) (*specs.Spec, error)
 			if err := os.WriteFile(path, conf, 0o644); err != nil {
 				return nil, err
 			}
-			spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/etc/resolv.conf", Type: "bind", Source: path, Options: []string{"bind", "ro", "nosuid", "nodev"}})
+			ok, err := canBind(ctx, mt.Root(), resolvConf, false)
+			if err != nil {
+				return nil, err
+			}
+			if ok {
+				spec.Mounts = append(spec.Mounts, specs.Mount{Destination: resolvConf, Type: "bind", Source: path, Options: []string{"bind", "ro", "nosuid", "nodev"}})
+			} else {
+				gifts = append(gifts, gift{host: path, target: resolvConf})
+			}
 		}
 	}
-	shares, err := b.n.bindShares(b.dir, asked.Shares)
+	mounts, more, err := b.bindOr(ctx, mt.Root(), asked.Shares)
 	if err != nil {
 		return nil, err
 	}
-	spec.Mounts = append(spec.Mounts, shares...)
+	spec.Mounts = append(spec.Mounts, mounts...)
+	if gifts = append(gifts, more...); len(gifts) > 0 && len(asked.Entrypoint) > 0 {
+		return nil, invalid("the image has no %s, and a sandbox with a first process of its own is given only what the image has a place for", gifts[0].target)
+	}
+	b.mu.Lock()
+	b.gifts = gifts
+	b.mu.Unlock()
 	raw, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
@@ -217,7 +235,7 @@ func (b *box) start(ctx context.Context, im *folder.Image) error {
 	b.mu.Unlock()
 	b.follow(h)
 	// The gofer has the shares in its own mount namespace.
-	return unmountBelow(b.dir)
+	return errors.Join(unmountBelow(b.dir), b.giveAll(ctx))
 }
 
 // follow waits for the sandbox's end beside its owner, until the node is closed.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -68,8 +69,7 @@ func (n *Node) bindShare(s sandbox.Share, to string) error {
 	if err != nil {
 		return err
 	}
-	from := "/proc/self/fd/" + strconv.Itoa(int(f.Fd()))
-	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
+	if err := unix.Mount(pathOf(f), to, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind share %q: %w", s.Name, err)
 	}
 	flags := uintptr(unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV)
@@ -79,7 +79,108 @@ func (n *Node) bindShare(s sandbox.Share, to string) error {
 	return nil
 }
 
-// bindShares binds all shares of a create, and returns the mounts of the spec.
+// pathOf is a path of a file that is open, whatever has its name now.
+func pathOf(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
+
+// canBind reports whether the image has a file, or folder, where one is to be bound.
+// runsc makes none in an image, which is read-only, and follows no link there.
+//
+// The image is read, and such a read cannot be interrupted, only left behind: it ends
+// with what the shim bounds.
+func canBind(ctx context.Context, root, target string, folder bool) (bool, error) {
+	found := make(chan bool, 1)
+	go func() { found <- hasPlace(root, target, folder) }() // ends with its reads
+	select {
+	case ok := <-found:
+		return ok, nil
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+}
+
+func hasPlace(root, target string, folder bool) bool {
+	at, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(at)
+	fd, err := unix.Openat2(at, target, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return false
+	}
+	kind := uint32(unix.S_IFREG)
+	if folder {
+		kind = unix.S_IFDIR
+	}
+	return st.Mode&unix.S_IFMT == kind
+}
+
+// gift is a file or folder of the host that a guest is given once it runs, because the
+// image has no place for it.
+type gift struct {
+	host   string // path of a file of ours, or else
+	share  string // name of a share
+	target string
+}
+
+// bindOr binds what the image has a place for, and returns the others as gifts.
+func (b *box) bindOr(ctx context.Context, root string, shares []sandbox.Share) (mounts []specs.Mount, gifts []gift, err error) {
+	var bound []sandbox.Share
+	for _, s := range shares {
+		f, mode, err := b.n.openShare(s.Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		f.Close()
+		ok, err := canBind(ctx, root, s.Target, mode.IsDir())
+		if err != nil {
+			return nil, nil, err
+		}
+		if ok {
+			bound = append(bound, s)
+			continue
+		}
+		gifts = append(gifts, gift{share: s.Name, target: s.Target})
+	}
+	mounts, err = b.n.bindShares(b.dir, bound)
+	return mounts, gifts, err
+}
+
+// giveAll gives a guest what its image had no place for, before anybody else can run a
+// command in it.
+func (b *box) giveAll(ctx context.Context) error {
+	b.mu.Lock()
+	gifts := b.gifts
+	b.mu.Unlock()
+	if len(gifts) == 0 {
+		return nil
+	}
+	if b.n.c.Guest == "" {
+		return fmt.Errorf("%w: the image has no %s to give something at, and quarry-guest, which would make one, is not there", sandbox.ErrUnsupported, gifts[0].target)
+	}
+	f := b.newFiles()
+	for _, g := range gifts {
+		var err error
+		if g.host != "" {
+			err = f.Give(ctx, g.host, g.target)
+		} else {
+			err = b.n.give(ctx, f, sandbox.Share{Name: g.share, Target: g.target})
+		}
+		if err != nil {
+			return fmt.Errorf("give %s: %w", g.target, err)
+		}
+	}
+	return nil
+}
+
+// bindShares binds shares, and returns the mounts of the spec.
 func (n *Node) bindShares(dir string, shares []sandbox.Share) ([]specs.Mount, error) {
 	if len(shares) == 0 {
 		return nil, nil
