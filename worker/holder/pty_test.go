@@ -25,7 +25,7 @@ func (r *rig) typeIn(id string, offset *int64, text string) {
 
 func TestATerminal(t *testing.T) {
 	r := newRig(t)
-	id := r.terminal("test -t 0 && test -t 2 && stty size; trap 'stty size; echo resized' WINCH; until read line; do :; done; echo got $line; while read more; do echo $more; done; exit 4")
+	id := r.terminal("trap 'stty size; echo resized' WINCH; test -t 0 && test -t 2 && stty size; until read line; do :; done; echo got $line; while read more; do echo $more; done; exit 4")
 	r.waitOutput(id, "24 80")
 	if err := r.c.Resize(r.ctx, id, sandbox.Window{Rows: 50, Cols: 132}); err != nil {
 		t.Fatal(err)

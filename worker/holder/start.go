@@ -40,17 +40,7 @@ func Start(ctx context.Context, c Config) (*Client, Timings, error) {
 	select {
 	case a = <-answered:
 	case <-ctx.Done():
-		stdin.Write([]byte{abort}) // it may be gone
-		select {
-		case <-exited:
-		case a = <-answered: // too late, or it has given up
-			if a.err == nil && a.Code == "" {
-				a.err = endUnwanted(c.Dir)
-			}
-		case <-time.After(abortTimeout):
-			cmd.Process.Kill()
-		}
-		return nil, Timings{}, errors.Join(context.Cause(ctx), a.err)
+		return nil, Timings{}, errors.Join(context.Cause(ctx), giveUp(c.Dir, cmd, stdin, answered, exited))
 	}
 	if a.err != nil {
 		return nil, Timings{}, fmt.Errorf("%w: the holder did not start the sandbox: %w: %s", sandbox.ErrRuntime, a.err, logged(c.Dir))
@@ -61,6 +51,26 @@ func Start(ctx context.Context, c Config) (*Client, Timings, error) {
 	}
 	t := Timings{Spawn: time.Duration(a.Spawn) * time.Microsecond, Runsc: time.Duration(a.Runsc) * time.Microsecond}
 	return newClient(c.Dir), t, nil
+}
+
+// giveUp tells a holder that nobody wants its sandbox any more, and waits until it has
+// gone.
+func giveUp(dir string, cmd *exec.Cmd, stdin io.Writer, answered <-chan answeredStart, exited <-chan error) (err error) {
+	stdin.Write([]byte{abort}) // it may be gone
+	late := time.After(abortTimeout)
+	select {
+	case a := <-answered:
+		if a.err == nil && a.Code == "" { // too late
+			err = endUnwanted(dir)
+		}
+	case <-late:
+	}
+	select {
+	case <-exited:
+	case <-late:
+		err = errors.Join(err, fmt.Errorf("the holder of %s does not end", dir), cmd.Process.Kill())
+	}
+	return err
 }
 
 // endUnwanted ends a sandbox that ran just when it was not wanted any more.
