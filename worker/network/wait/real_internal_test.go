@@ -1,7 +1,6 @@
 package wait
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -10,11 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-
-	"quarry/internal/need"
 )
 
 // watch opens a watcher of one guest.
@@ -188,6 +183,36 @@ func TestALongAnswerCostsNoAcknowledgements(t *testing.T) {
 	}
 }
 
+// TestAGuestThatSendsMuch: what is copied of it is bounded, and what it sends last is
+// a request like any other.
+func TestAGuestThatSendsMuch(t *testing.T) {
+	l := newLab(t)
+	g, w, c, m := waiting(t, l, true)
+	go io.Copy(io.Discard, m) // until the test's end closes it
+	const writes = 20 * copyBurst
+	start := time.Now()
+	for range writes {
+		if _, err := c.Write([]byte{1}); err != nil { // each is a packet: Go turns off Nagle's delay
+			t.Fatal(err)
+		}
+	}
+	took := time.Since(start)
+	n := counted(t, w.cfg.Metrics.packets.WithLabelValues(fromGuest))
+	most := copyBurst + copyRate*(took.Seconds()+1) + 10
+	t.Logf("%v of %d packets in %s were copied", n, writes, took)
+	if n > most && took < 20*time.Second {
+		t.Errorf("%v of %d packets in %s were copied, more than %v", n, writes, took, most)
+	}
+	g.until("paused", g.isPaused)
+	g.mu.Lock()
+	resumed := len(g.wakes)
+	g.mu.Unlock()
+	m.Write([]byte("answer"))
+	if w := g.woken(resumed + 1); w.Why != Answer {
+		t.Errorf("resumed for %s", w.Why)
+	}
+}
+
 // raw is a model of a test that does what it is told with each connection.
 func (l *lab) raw(t *testing.T) (*net.TCPListener, netip.AddrPort) {
 	t.Helper()
@@ -276,97 +301,6 @@ func TestAnICMPErrorWakes(t *testing.T) {
 	}
 }
 
-// flush removes every rule, as a firewall does that starts anew.
-func flush(t *testing.T) {
-	t.Helper()
-	c, err := nftables.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.FlushRuleset()
-	if err := c.Flush(); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestAFlushOfAllRulesLeavesOurs(t *testing.T) {
-	l := newLab(t)
-	g, w, _, m := waiting(t, l, true)
-	flush(t)
-	time.Sleep(100 * time.Millisecond)
-	if !w.session.rules.held {
-		need.Missing(t, "tables with an owner, of Linux 5.12")
-	}
-	m.Write([]byte("answer"))
-	if w := g.woken(1); w.Why != Answer {
-		t.Errorf("resumed for %s", w.Why)
-	}
-}
-
-func TestRulesThatAreRemovedAreMissed(t *testing.T) {
-	l := newLab(t)
-	table := &nftables.Table{Name: "quarry-wait-test", Family: nftables.TableFamilyIPv4}
-	for name, remove := range map[string]func(c *nftables.Conn){
-		"every rule of the node": func(c *nftables.Conn) { c.FlushRuleset() },
-		"the table":              func(c *nftables.Conn) { c.DelTable(table) },
-		"the rules of a chain":   func(c *nftables.Conn) { c.FlushChain(&nftables.Chain{Table: table, Name: "answers"}) },
-		"the guests":             func(c *nftables.Conn) { c.FlushSet(&nftables.Set{Table: table, Name: setGuests}) },
-		"a rule is added": func(c *nftables.Conn) {
-			c.AddRule(&nftables.Rule{Table: table, Chain: &nftables.Chain{Table: table, Name: "answers"}, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			g, w, conn, m := waiting(t, l, false)
-			c, err := nftables.New()
-			if err != nil {
-				t.Fatal(err)
-			}
-			remove(c)
-			if err := c.Flush(); err != nil {
-				t.Fatal(err)
-			}
-			if w := g.woken(1); w.Why != Rules {
-				t.Errorf("resumed for %s", w.Why)
-			}
-			// They are put back.
-			for deadline := time.Now().Add(10 * time.Second); w.isBlind(); time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatal("nothing is seen again")
-				}
-			}
-			conn.Write([]byte("another question"))
-			g.until("paused again", g.isPaused)
-			m.Write([]byte("answer"))
-			if w := g.woken(2); w.Why != Answer {
-				t.Errorf("resumed for %s", w.Why)
-			}
-		})
-	}
-}
-
-func TestAChangeOfOtherTablesIsNoReason(t *testing.T) {
-	l := newLab(t)
-	g, _, _, m := waiting(t, l, true)
-	c, err := nftables.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	other := c.AddTable(&nftables.Table{Name: "another", Family: nftables.TableFamilyIPv4})
-	c.AddChain(&nftables.Chain{Table: other, Name: "chain"})
-	if err := c.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	c.DelTable(other)
-	if err := c.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(100 * time.Millisecond)
-	m.Write([]byte("answer"))
-	if w := g.woken(1); w.Why != Answer {
-		t.Errorf("resumed for %s", w.Why)
-	}
-}
-
 func TestTheReaderIsReplacedWhenItFails(t *testing.T) {
 	l := newLab(t)
 	g, w, conn, m := waiting(t, l, true)
@@ -433,62 +367,5 @@ func TestAnOverrunResumesEverything(t *testing.T) {
 	g.get(g.client(), s.url(300*time.Millisecond, 1))
 	if w := g.woken(n + 1); w.Why != Answer {
 		t.Errorf("resumed for %s", w.Why)
-	}
-}
-
-func TestTwoWatchersAndTheirTables(t *testing.T) {
-	l := newLab(t)
-	s, g := l.stub(t), l.guest(t)
-	w, _ := watch(t, Config{Endpoints: ends(s)}, true, g)
-	if _, err := New(Config{Name: "quarry-wait-test", Endpoints: ends(s)}); !errors.Is(err, ErrTable) {
-		t.Errorf("a second watcher of one name: %v", err)
-	}
-	other, err := New(Config{Name: "quarry-wait-other", Endpoints: ends(s)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := other.Close(); err != nil {
-		t.Error(err)
-	}
-	if _, err := other.Watch(g.sandbox()); !errors.Is(err, ErrClosed) {
-		t.Errorf("a closed watcher: %v", err)
-	}
-	if _, err := w.Watch(g.sandbox()); !errors.Is(err, ErrWatched) {
-		t.Errorf("the same sandbox: %v", err)
-	}
-	g.get(g.client(), s.url(200*time.Millisecond, 1))
-	g.woken(1)
-	w.Close()
-	c, err := nftables.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	tables, err := c.ListTables()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, one := range tables {
-		t.Errorf("table %s is left", one.Name)
-	}
-}
-
-func TestOtherEndpoints(t *testing.T) {
-	l := newLab(t)
-	g, w, _, _ := waiting(t, l, true)
-	s := l.stub(t)
-	if err := w.SetEndpoints(ends(s)); err != nil {
-		t.Fatal(err)
-	}
-	if w := g.woken(1); w.Why != Endpoint {
-		t.Errorf("resumed for %s", w.Why)
-	}
-	g.get(g.client(), s.url(200*time.Millisecond, 1))
-	if w := g.woken(2); w.Why != Answer {
-		t.Errorf("resumed for %s", w.Why)
-	}
-	for _, bad := range []string{"[2001:db8::1]:80", "192.0.2.1:0"} {
-		if err := w.SetEndpoints([]netip.AddrPort{netip.MustParseAddrPort(bad)}); !errors.Is(err, ErrEndpoint) {
-			t.Errorf("%s: %v", bad, err)
-		}
 	}
 }

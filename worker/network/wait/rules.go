@@ -22,8 +22,29 @@ const tableOwner = 0x2
 const (
 	setGuests    = "guests"    // interface and address
 	setEndpoints = "endpoints" // address and port
+	setAsking    = "asking"    // addresses of guests, with how much they send
+	setAnswered  = "answered"  // and how much without data is sent to them
 	idGuests     = 1
 	idEndpoints  = 2
+	idAsking     = 3
+	idAnswered   = 4
+)
+
+// What is copied of the packets of one guest, and of those to it that have no data,
+// in packets a second. More is a guest that works, or one that wants to keep the
+// reader busy: what is left out of either does not wake, and is found out by the
+// numbers of what follows.
+const (
+	copyRate  = 1000
+	copyBurst = 2000
+)
+
+// Chains: two that packets come to by themselves, and two for those that are watched.
+const (
+	chainAsks     = "asks"
+	chainAnswers  = "answers"
+	chainAsked    = "asked"
+	chainAnswered = "answered"
 )
 
 // Priorities of the chains. Requests are seen before a destination is translated and
@@ -161,6 +182,12 @@ func (r *rules) endpoints() *nftables.Set {
 	return &nftables.Set{Table: r.tab, ID: idEndpoints, Name: setEndpoints, KeyType: endpointKey, Concatenation: true}
 }
 
+// rates is a set that the rules add the guests to that they see.
+func (r *rules) rates(name string, id uint32) *nftables.Set {
+	const most = 1 << 16 // some 150 bytes each, if there were ever as many guests
+	return &nftables.Set{Table: r.tab, ID: id, Name: name, KeyType: nftables.TypeIPAddr, Dynamic: true, Size: most}
+}
+
 func guestElement(veth string, a netip.Addr) nftables.SetElement {
 	key := append([]byte(veth), make([]byte, unix.IFNAMSIZ-len(veth))...)
 	return nftables.SetElement{Key: append(key, a.AsSlice()...)}
@@ -194,19 +221,27 @@ func (r *rules) setUp(group uint16, ends []netip.AddrPort, guests []Sandbox) err
 				return err
 			}
 		}
-		asks := c.AddChain(&nftables.Chain{
-			Table: r.tab, Name: "asks", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
-			Priority: nftables.ChainPriorityRef(priorityAsks), Policy: &accept,
-		})
-		answers := c.AddChain(&nftables.Chain{
-			Table: r.tab, Name: "answers", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPostrouting,
-			Priority: nftables.ChainPriorityRef(priorityAnswers), Policy: &accept,
-		})
-		for _, e := range asksRules(group) {
-			c.AddRule(&nftables.Rule{Table: r.tab, Chain: asks, Exprs: e})
+		for _, set := range []*nftables.Set{r.rates(setAsking, idAsking), r.rates(setAnswered, idAnswered)} {
+			if err := c.AddSet(set, nil); err != nil {
+				return err
+			}
 		}
-		for _, e := range answersRules(group) {
-			c.AddRule(&nftables.Rule{Table: r.tab, Chain: answers, Exprs: e})
+		for _, ch := range []struct {
+			chain nftables.Chain
+			rules [][]expr.Any
+		}{
+			{nftables.Chain{Name: chainAsked}, askedRules(group)},
+			{nftables.Chain{Name: chainAnswered}, answeredRules(group)},
+			{nftables.Chain{Name: chainAsks, Type: nftables.ChainTypeFilter, Policy: &accept,
+				Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(priorityAsks)}, asksRules()},
+			{nftables.Chain{Name: chainAnswers, Type: nftables.ChainTypeFilter, Policy: &accept,
+				Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityRef(priorityAnswers)}, answersRules(group)},
+		} {
+			ch.chain.Table = r.tab
+			chain := c.AddChain(&ch.chain)
+			for _, e := range ch.rules {
+				c.AddRule(&nftables.Rule{Table: r.tab, Chain: chain, Exprs: e})
+			}
 		}
 		return nil
 	})
@@ -320,23 +355,39 @@ func join(parts ...[]expr.Any) []expr.Any {
 	return out
 }
 
-// asksRules copy what a guest sends to an endpoint. A guest that takes a long answer
-// sends little but acknowledgements without and with the time stamp option.
-func asksRules(group uint16) [][]expr.Any {
-	watched := join(ofGuest(expr.MetaKeyIIFNAME, ipSource), ofEndpoint(ipDest, tcpDest))
-	pass := []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}
+func toChain(name string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: name}}
+}
+
+var pass = []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}
+
+// over matches packets beyond the rate of the guest whose address is in the header.
+func over(set string, id, address uint32) []expr.Any {
+	return []expr.Any{network(address, 4, reg0), &expr.Dynset{
+		SrcRegKey: reg0, SetName: set, SetID: id, Operation: unix.NFT_DYNSET_OP_UPDATE,
+		Exprs: []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: copyRate, Burst: copyBurst, Unit: expr.LimitTimeSecond, Over: true}},
+	}}
+}
+
+func asksRules() [][]expr.Any {
+	return [][]expr.Any{join(ofGuest(expr.MetaKeyIIFNAME, ipSource), ofEndpoint(ipDest, tcpDest), toChain(chainAsked))}
+}
+
+// askedRules copy what a guest sends to an endpoint. A guest that takes a long answer
+// sends little but acknowledgements, without the time stamp option or with it.
+func askedRules(group uint16) [][]expr.Any {
 	return [][]expr.Any{
-		join(watched, plain(5, 20+20), pass),
-		join(watched, plain(8, 20+32), pass),
-		join(watched, copyTo(group)),
+		join(plain(5, 20+20), pass),
+		join(plain(8, 20+32), pass),
+		join(over(setAsking, idAsking, ipSource), pass),
+		copyTo(group),
 	}
 }
 
-// answersRules copy what an endpoint sends to a guest, its acknowledgements too, as
-// they say that a request has arrived; and what routers say of requests.
+// answersRules copy what routers say of requests, beside what an endpoint sends.
 func answersRules(group uint16) [][]expr.Any {
 	guest := ofGuest(expr.MetaKeyOIFNAME, ipDest)
-	out := [][]expr.Any{join(guest, ofEndpoint(ipSource, tcpSource), copyTo(group))}
+	out := [][]expr.Any{join(guest, ofEndpoint(ipSource, tcpSource), toChain(chainAnswered))}
 	for _, kind := range []byte{icmpUnreachable, icmpTimeExceed, icmpParameter} {
 		out = append(out, join(guest, []expr.Any{
 			meta(expr.MetaKeyL4PROTO, reg0), equal(reg0, protoICMP),
@@ -345,4 +396,18 @@ func answersRules(group uint16) [][]expr.Any {
 		}, copyTo(group)))
 	}
 	return out
+}
+
+// answeredRules copy what an endpoint sends to a guest, its acknowledgements too, as
+// they say that a request has arrived. Data, ends and resets are copied whatever
+// their number.
+func answeredRules(group uint16) [][]expr.Any {
+	const syn = 2
+	limit := join(over(setAnswered, idAnswered, ipDest), pass)
+	return [][]expr.Any{
+		join(plain(5, 20+20), limit),
+		join(plain(8, 20+32), limit),
+		join([]expr.Any{transport(tcpFlags, 1, reg0), masked(reg0, syn), equal(reg0, syn)}, limit),
+		copyTo(group),
+	}
 }

@@ -169,7 +169,7 @@ func (r *rules) foreign(m netlink.Message) bool {
 func (r *rules) look() (handles []uint64, counted int64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, name := range []string{"asks", "answers"} {
+	for _, name := range []string{chainAsks, chainAsked, chainAnswers, chainAnswered} {
 		all, err := r.conn.GetRules(r.tab, &nftables.Chain{Table: r.tab, Name: name})
 		if err != nil {
 			return nil, 0, fmt.Errorf("read the rules of %s: %w", r.tab.Name, err)
