@@ -80,8 +80,8 @@ var arrows = map[string][]string{
 	"worker/memory":      {},
 
 	"worker/sentry":            {},
-	"worker/sentry/sentrytest": {"internal/need"},                                          // only tests import it
-	"worker/holder":            {"worker/sandbox", "worker/sentry", "internal/strictjson"}, // the shim links it: it must stay small
+	"worker/sentry/sentrytest": {"internal/need"},                                                            // only tests import it
+	"worker/holder":            {"worker/sandbox", "worker/sentry", "worker/session", "internal/strictjson"}, // the shim links it: it must stay small
 
 	"worker/guest":        {"worker/guest/flat", "worker/guest/wire", "worker/sandbox"},
 	"worker/session":      {"worker/sentry"},

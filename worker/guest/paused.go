@@ -83,6 +83,11 @@ func (s *spool) Write(p []byte) (int, error) {
 
 // nameless makes a file that goes with its descriptor.
 func nameless(dir string) (*os.File, error) {
+	if dir != "" {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("folder of the host: %w", err)
+		}
+	}
 	f, err := os.CreateTemp(dir, ".spool-")
 	if err != nil {
 		return nil, fmt.Errorf("file of the host: %w", err)
@@ -196,7 +201,7 @@ func said(err error) error {
 	text := err.Error()
 	for _, s := range sentences {
 		if strings.HasSuffix(text, s.end) {
-			return fmt.Errorf("%w: %w", s.kind, err)
+			return fmt.Errorf("%w: %s", s.kind, text) // not err, which may be of another kind
 		}
 	}
 	return fmt.Errorf("read of a paused sandbox: %w", err)

@@ -41,6 +41,7 @@ type box struct {
 	mu         sync.Mutex // guards what follows
 	execs      map[string]*execution
 	order      []*execution
+	sessions   map[string]*place
 	running    int
 	tools      int
 	helpers    int

@@ -15,6 +15,7 @@ import (
 
 	"quarry/worker/sandbox"
 	"quarry/worker/sentry"
+	"quarry/worker/session"
 )
 
 // execution is one exec of the sandbox, from its journal entry on.
@@ -43,6 +44,8 @@ type execution struct {
 	killing chan struct{} // closed when the kill under way is over
 	hurry   chan struct{} // closed to end its grace
 	hurried bool
+	prepare context.CancelFunc // of a session's command: ends what comes before it runs
+	session *session.Session   // of a session's command that runs
 }
 
 // changed wakes those who wait for the exec.
@@ -96,7 +99,7 @@ func checkExec(s sandbox.ExecSpec, p Process) error {
 	switch {
 	case !ValidExecID(s.ID):
 		return fmt.Errorf("%w: exec id %q", sandbox.ErrInvalid, s.ID[:min(len(s.ID), maxExecID)])
-	case len(p.Argv) == 0:
+	case len(p.Argv) == 0 && s.Session == "":
 		return fmt.Errorf("%w: no command", sandbox.ErrInvalid)
 	case len(s.Stdin) > MaxStdin:
 		return fmt.Errorf("%w: %d bytes of stdin, at most %d", sandbox.ErrInvalid, len(s.Stdin), MaxStdin)
@@ -111,6 +114,9 @@ func checkExec(s sandbox.ExecSpec, p Process) error {
 		if err := sentry.CheckText(list); err != nil {
 			return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
 		}
+	}
+	if s.Session != "" {
+		return checkSession(s)
 	}
 	return nil
 }
@@ -131,7 +137,10 @@ func (b *box) exec(ctx context.Context, s sandbox.ExecSpec, p Process) (sandbox.
 	if err != nil {
 		return sandbox.ExecState{}, err
 	}
-	if made {
+	switch {
+	case made && s.Session != "":
+		x.startSession(s, p)
+	case made:
 		x.start(s, p)
 	}
 	select {
@@ -162,6 +171,9 @@ func (b *box) enter(s sandbox.ExecSpec) (x *execution, made bool, err error) {
 		return nil, false, fmt.Errorf("%w: a sandbox has at most %d execs", sandbox.ErrInvalid, MaxExecs)
 	case b.running >= MaxRunning:
 		return nil, false, fmt.Errorf("%w: %d execs run", sandbox.ErrCapacity, b.running)
+	}
+	if err := b.claimLocked(s); err != nil {
+		return nil, false, err
 	}
 	role := cmp.Or(s.Role, sandbox.ExecTool)
 	x = &execution{box: b, number: int64(len(b.order) + 1), sum: sum, spec: s, started: make(chan struct{}), gone: make(chan struct{}), ended: make(chan struct{})}
@@ -303,16 +315,7 @@ func whyNot(message string) (code int, reason string) {
 // wait sees the end of the exec's leader and of its output.
 func (x *execution) wait(pid int) {
 	status, err := x.box.sentry.WaitPID(context.Background(), pid) // ends with the Sentry
-	close(x.gone)
-	x.mu.Lock()
-	killing := x.killing
-	if x.timer != nil {
-		x.timer.Stop()
-	}
-	x.mu.Unlock()
-	if killing != nil {
-		<-killing // those of its processes that are left; bounded by killTimeout
-	}
+	x.quiet()
 	x.finish(func(st *sandbox.ExecState) {
 		if err != nil {
 			lose(st, plain(err.Error()))
@@ -330,6 +333,20 @@ func (x *execution) wait(pid int) {
 			st.Reason = sandbox.ExecReasonExited
 		}
 	})
+}
+
+// quiet is for a command that has ended: nobody kills it any more.
+func (x *execution) quiet() {
+	close(x.gone)
+	x.mu.Lock()
+	killing := x.killing
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	x.mu.Unlock()
+	if killing != nil {
+		<-killing // those of its processes that are left; bounded by killTimeout
+	}
 }
 
 // finish waits for what the command has written, and makes its state final. The
@@ -434,6 +451,9 @@ func (x *execution) signal(ctx context.Context, sig int) error {
 // deliver sends a signal to what runs in front on the exec's terminal, or to its
 // process group.
 func (x *execution) deliver(ctx context.Context, pid, sig int) error {
+	if x.spec.Session != "" {
+		return x.signalSession(ctx, sig)
+	}
 	mode := sentry.ToGroup
 	if x.terminal != nil {
 		mode = sentry.ToForeground

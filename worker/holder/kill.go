@@ -38,6 +38,10 @@ func (x *execution) kill(why string, grace time.Duration) {
 	done, hurry, pid := x.killing, x.hurry, x.state.PID
 	x.box.tasks.Go(func() { // bounded by grace and killTimeout
 		defer close(done)
+		if x.spec.Session != "" {
+			x.stopSession(grace, hurry)
+			return
+		}
 		x.killAll(pid, grace, hurry)
 	})
 }

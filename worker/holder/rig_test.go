@@ -44,7 +44,12 @@ type rig struct {
 // config is that of a sandbox of busybox in a new folder.
 func config(t testing.TB, argv ...string) holder.Config {
 	t.Helper()
-	root := sentrytest.Root(t)
+	return configIn(t, sentrytest.Root(t), argv...)
+}
+
+// configIn is config with a root file system.
+func configIn(t testing.TB, root string, argv ...string) holder.Config {
+	t.Helper()
 	dir := filepath.Join(need.ShortDir(t), "box")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)

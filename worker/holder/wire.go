@@ -14,6 +14,7 @@ import (
 
 	"quarry/worker/sandbox"
 	"quarry/worker/sentry"
+	"quarry/worker/session"
 )
 
 // A message on holder.sock is a header and a body of JSON; descriptors go with the
@@ -207,6 +208,7 @@ var codes = []struct {
 	{"exec_ended", sandbox.ErrExecEnded},
 	{"stdin_offset", sandbox.ErrStdinOffset},
 	{"capacity", sandbox.ErrCapacity},
+	{"session_busy", session.ErrBusy},
 	{"paused", ErrPaused},
 	{"busy", ErrBusy},
 	{"file_not_found", sandbox.ErrFileNotFound},
@@ -246,6 +248,9 @@ func (a answer) error() error {
 		}
 		if errors.Is(c.err, sandbox.ErrCapacity) {
 			return &sandbox.Busy{Err: sandbox.ErrCapacity, What: "execs", RetryAfter: retryAfter}
+		}
+		if errors.Is(c.err, session.ErrBusy) {
+			return &sandbox.Busy{Err: sandbox.ErrRate, What: a.Message, RetryAfter: retryAfter}
 		}
 		return &remoteError{a.Message, c.err}
 	}

@@ -7,15 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"quarry/internal/need"
 	"quarry/worker/sentry"
 	"quarry/worker/sentry/sentrytest"
 	"quarry/worker/session"
@@ -34,39 +30,10 @@ func as() sentry.Exec {
 	return sentry.Exec{Env: []string{"PATH=/bin", "HOME=/root"}, WorkDir: "/"}
 }
 
-// library finds what a program is linked with.
-var library = regexp.MustCompile(`/\S+`)
-
-// addBash puts the machine's bash into a root file system.
-func addBash(t testing.TB, root string) {
-	t.Helper()
-	bash := need.Tool(t, "bash")
-	libs, err := exec.Command(need.Tool(t, "ldd"), bash).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	to := map[string]string{bash: "/bin/bash"}
-	for _, l := range library.FindAllString(string(libs), -1) {
-		to[l] = l
-	}
-	for from, at := range to {
-		b, err := os.ReadFile(from)
-		if err == nil {
-			err = os.MkdirAll(filepath.Dir(filepath.Join(root, at)), 0o755)
-		}
-		if err == nil {
-			err = os.WriteFile(filepath.Join(root, at), b, 0o755)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 func newRig(t testing.TB) *rig {
 	t.Helper()
 	root := sentrytest.Root(t)
-	addBash(t, root)
+	sentrytest.AddBash(t, root)
 	box := sentrytest.StartIn(t, root)
 	g := sentry.New(box.Socket, box.ID)
 	t.Cleanup(g.Close)

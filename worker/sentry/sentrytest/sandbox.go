@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -48,6 +49,35 @@ func Root(t testing.TB) string {
 		}
 	}
 	return root
+}
+
+// library finds what a program is linked with.
+var library = regexp.MustCompile(`/\S+`)
+
+// AddBash puts the machine's bash into a root file system.
+func AddBash(t testing.TB, root string) {
+	t.Helper()
+	bash := need.Tool(t, "bash")
+	libs, err := exec.Command(need.Tool(t, "ldd"), bash).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := map[string]string{bash: "/bin/bash"}
+	for _, l := range library.FindAllString(string(libs), -1) {
+		to[l] = l
+	}
+	for from, at := range to {
+		b, err := os.ReadFile(from)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(filepath.Join(root, at)), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(root, at), b, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // Bundle writes config.json into dir: a root process that runs argv in root.
