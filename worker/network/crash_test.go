@@ -68,7 +68,14 @@ func rulesOf(t testing.TB, name string) []string {
 	}
 	tab := &nftables.Table{Name: name, Family: nftables.TableFamilyIPv4}
 	var out []string
-	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyIPv4)
+	tables, err := c.ListTablesOfFamily(tab.Family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(tables, func(x *nftables.Table) bool { return x.Name == name }) {
+		return nil
+	}
+	chains, err := c.ListChainsOfTableFamily(tab.Family)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,6 +177,13 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 	if got := remains(t, folder); len(got) > 0 {
 		t.Errorf("left: %v", got)
+	}
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tables, err := c.ListTables(); err != nil || slices.ContainsFunc(tables, func(x *nftables.Table) bool { return x.Name == first(network.Names(folder)) }) {
+		t.Errorf("the table itself is left, %v", err)
 	}
 }
 

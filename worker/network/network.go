@@ -24,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -54,10 +55,11 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// What callers branch on beside the errors of package sandbox.
+// What callers branch on beside the errors of package sandbox. Both are
+// sandbox.ErrUnsupported.
 var (
-	ErrForward = errors.New("the node does not forward packets: set net.ipv4.ip_forward=1, or let the worker do so")
-	ErrNoVeth  = errors.New("the sandbox was made without a network, and cannot be given one while it runs")
+	ErrForward = fmt.Errorf("%w: it does not forward packets: set net.ipv4.ip_forward=1, or let the worker do so", sandbox.ErrUnsupported)
+	ErrNoVeth  = fmt.Errorf("%w: a sandbox made without network rules has no network, and is given none while it runs", sandbox.ErrUnsupported)
 )
 
 // upstreamAtOnce is how many names the sandboxes of a node ask its resolvers for at once.
@@ -233,7 +235,8 @@ func isSandbox(name string) bool {
 }
 
 // Close stops preparing and answering, and leaves what was taken as it is, for the
-// next worker to adopt. What was prepared and not taken is removed.
+// next worker to adopt. What was prepared and not taken is removed, and the table
+// with it when no sandbox is left.
 func (n *Network) Close() error {
 	n.mu.Lock()
 	links := n.links
@@ -255,6 +258,10 @@ func (n *Network) Close() error {
 	err := n.removeSlots(idle)
 	n.stopReaper()
 	n.reaping.Wait()
+	if ids, listErr := n.records(); listErr == nil && len(ids) == 0 {
+		// Nothing is held by it any more.
+		err = errors.Join(err, n.table.do(func(c *nftables.Conn) { c.DelTable(n.table.tab) }))
+	}
 	err = errors.Join(err, n.table.close())
 	n.lock.Unlock()
 	return err

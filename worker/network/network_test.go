@@ -1,6 +1,8 @@
 package network_test
 
 import (
+	"errors"
+	"syscall"
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -56,5 +58,37 @@ func TestByName(t *testing.T) {
 	c, err := g.Counters()
 	if err != nil || c.NamesRefused != 3 {
 		t.Errorf("got %+v %v, want 3 refused names", c, err)
+	}
+}
+
+// TestDenialIsTold has programs that may not connect fail at once, and those whose
+// connection is cut.
+func TestDenialIsTold(t *testing.T) {
+	lab(t)
+	n := open(t, network.Config{})
+	g := take(t, n, "a", sandbox.Rule{CIDR: hostA})
+	if _, err := g.dial(hostB + ":80"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("TCP: got %v, want it refused", err)
+	}
+	if err := exchange(g.udp(t, hostB+":5000")); !errors.Is(err, syscall.EHOSTUNREACH) {
+		t.Errorf("UDP: got %v, want it unreachable", err)
+	}
+	c := g.held(t, hostA+":80")
+	g.apply(t, sandbox.Rule{CIDR: hostB})
+	if err := exchange(c); !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("a connection that is cut: got %v, want it reset", err)
+	}
+}
+
+// TestRoutersAreHeard has a host say that nobody listens there: what is said about an
+// allowed flow comes through, as what says that a packet is too long has to.
+func TestRoutersAreHeard(t *testing.T) {
+	lab(t)
+	n := open(t, network.Config{})
+	for id, rule := range map[string]sandbox.Rule{"a": {CIDR: hostA}, "b": {CIDR: hostA, Ports: []sandbox.Port{{Protocol: "udp", Number: 6999}}}} {
+		g := take(t, n, id, rule)
+		if err := exchange(g.udp(t, hostA+":6999")); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("got %v, want it refused", err)
+		}
 	}
 }

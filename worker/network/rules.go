@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // Maps and sets of the whole table. The maps say by interface what is done with its
@@ -24,6 +25,13 @@ const (
 const (
 	askPerSecond = 500
 	askBurst     = 1000
+)
+
+// How often a guest is told that it was denied: a program that is told fails at once,
+// where one that is not waits for minutes.
+const (
+	tellPerSecond = 50
+	tellBurst     = 200
 )
 
 func (t *table) named(name string, key nftables.SetDatatype) *nftables.Set {
@@ -154,6 +162,7 @@ func (r *ruleset) name(part string) string {
 }
 func (r *ruleset) denyName() string { return r.base() + ".deny" }
 func (r *ruleset) newName() string  { return r.base() + ".new" }
+func (r *ruleset) tellName() string { return r.base() + ".tell" }
 
 // Sets of a revision.
 const (
@@ -211,19 +220,31 @@ func (r *ruleset) create(c *nftables.Conn) {
 	deny := c.AddChain(&nftables.Chain{Table: r.t.tab, Name: r.denyName()})
 	c.FlushChain(deny)
 	c.AddRule(&nftables.Rule{Table: r.t.tab, Chain: deny, Exprs: rule(counter(r.base()), verdict(expr.VerdictDrop))})
-	c.SetAddElements(r.t.verdicts(mapDeny), []nftables.SetElement{r.turn(r.denyName())})
+	// What the guest sends and may not is answered with a reset or "prohibited".
+	tell := c.AddChain(&nftables.Chain{Table: r.t.tab, Name: r.tellName()})
+	c.FlushChain(tell)
+	rare := func() match { return limit(tellPerSecond, tellBurst) }
+	for _, e := range [][]expr.Any{
+		rule(counter(r.base())),
+		rule(protocol(protoTCP), rare(), match{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
+		rule(protocol(protoUDP), rare(), match{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpProhibited}}),
+		rule(verdict(expr.VerdictDrop)),
+	} {
+		c.AddRule(&nftables.Rule{Table: r.t.tab, Chain: tell, Exprs: e})
+	}
+	c.SetAddElements(r.t.verdicts(mapDeny), []nftables.SetElement{r.turn(r.tellName())})
 	// Connections are counted here and not in the chain of a policy, so that another
 	// policy does not begin at none.
 	fresh := c.AddChain(&nftables.Chain{Table: r.t.tab, Name: r.newName()})
 	c.FlushChain(fresh)
 	c.AddRule(&nftables.Rule{Table: r.t.tab, Chain: fresh, Exprs: rule(
-		match{&expr.Connlimit{Count: uint32(r.flows), Flags: expr.NFT_CONNLIMIT_F_INV}}, gotoChain(r.denyName()))})
+		match{&expr.Connlimit{Count: uint32(r.flows), Flags: expr.NFT_CONNLIMIT_F_INV}}, gotoChain(r.tellName()))})
 }
 
 // destroy removes what create added, after the policy's.
 func (r *ruleset) destroy(c *nftables.Conn) {
 	c.SetDeleteElements(r.t.verdicts(mapDeny), []nftables.SetElement{{Key: ifname(r.slot.veth)}})
-	for _, name := range []string{r.newName(), r.denyName()} {
+	for _, name := range []string{r.newName(), r.tellName(), r.denyName()} {
 		chain := &nftables.Chain{Table: r.t.tab, Name: name}
 		c.FlushChain(chain)
 		c.DelChain(chain)
@@ -278,19 +299,17 @@ func (r *ruleset) elements(part string, p *policy, names known) []nftables.SetEl
 
 // out judges what comes from the guest: every packet of every connection.
 func (r *ruleset) out(has map[string]bool) [][]expr.Any {
-	deny, accept := gotoChain(r.denyName()), verdict(expr.VerdictAccept)
+	deny, accept, drop := gotoChain(r.tellName()), verdict(expr.VerdictAccept), gotoChain(r.denyName())
 	key := rule(loadDest(reg0), loadMeta(expr.MetaKeyL4PROTO, reg1), loadPort(reg2, 2))
-	askLimit := func(over bool) match {
-		return match{&expr.Limit{Type: expr.LimitTypePkts, Rate: askPerSecond, Burst: askBurst, Unit: expr.LimitTimeSecond, Over: over}}
-	}
 	ask := rule(loadDest(reg0), equal(reg0, r.slot.gateway.AsSlice()), protocol(protoUDP), loadPort(reg0, 2), equal(reg0, []byte{0, 53}))
 	out := [][]expr.Any{
-		rule(loadSource(reg0), differs(reg0, r.slot.guest.AsSlice()), deny),
-		rule(ask, askLimit(false), accept),
+		rule(loadSource(reg0), differs(reg0, r.slot.guest.AsSlice()), drop),
+		rule(ask, limit(askPerSecond, askBurst), accept),
+		rule(ask, drop),
 		rule(loadDest(reg0), in(setNever, reg0), deny),
 		// What tracking makes nothing of is not translated, and would leave with a
 		// private address.
-		rule(state(expr.CtStateBitINVALID|expr.CtStateBitUNTRACKED), deny),
+		rule(state(expr.CtStateBitINVALID|expr.CtStateBitUNTRACKED), drop),
 		rule(state(expr.CtStateBitNEW), match{&expr.Verdict{Kind: expr.VerdictJump, Chain: r.newName()}}),
 	}
 	for _, part := range []string{partAny, partFreshAny} {
@@ -328,6 +347,9 @@ func (r *ruleset) in(has map[string]bool) [][]expr.Any {
 	out := [][]expr.Any{
 		rule(loadDest(reg0), differs(reg0, r.slot.guest.AsSlice()), deny),
 		rule(loadSource(reg0), equal(reg0, r.slot.gateway.AsSlice()), protocol(protoUDP), loadPort(reg0, 0), equal(reg0, []byte{0, 53}), accept),
+		// What the node itself says of a packet that was denied, or is too long.
+		rule(ofNode(), protocol(protoTCP), tcpReset(), accept),
+		rule(ofNode(), loadSource(reg0), equal(reg0, r.slot.gateway.AsSlice()), protocol(protoICMP), icmpUnreachable(), accept),
 	}
 	for _, part := range []string{partAny, partFreshAny, partKeptAny} {
 		if has[part] {

@@ -199,6 +199,31 @@ func in(set string, reg uint32) match {
 	return match{&expr.Lookup{SourceRegister: reg, SetName: set}}
 }
 
+// limit matches so many packets a second.
+func limit(rate uint64, burst uint32) match {
+	return match{&expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Burst: burst, Unit: expr.LimitTimeSecond}}
+}
+
+// icmpProhibited is the code of "communication administratively prohibited".
+const icmpProhibited = 13
+
+// ofNode matches packets that came from no interface: the node made them.
+func ofNode() match { return append(loadMeta(expr.MetaKeyIIF, reg0), equal(reg0, make([]byte, 4))...) }
+
+// tcpReset matches segments with the flag RST.
+func tcpReset() match {
+	return match{
+		&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 1, Mask: []byte{4}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg0, Data: []byte{4}},
+	}
+}
+
+// icmpUnreachable matches messages of type 3.
+func icmpUnreachable() match {
+	return append(match{&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}}, equal(reg0, []byte{3})...)
+}
+
 // dispatch goes where a map of interfaces says.
 func dispatch(k expr.MetaKey, set string) match {
 	return append(loadMeta(k, reg0), &expr.Lookup{SourceRegister: reg0, DestRegister: verdictReg, IsDestRegSet: true, SetName: set})
