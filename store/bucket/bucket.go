@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"os"
 )
 
 var (
@@ -56,6 +57,14 @@ type Bucket interface {
 	List(ctx context.Context, prefix string) iter.Seq2[Object, error]
 	// Delete removes an object, durably. A missing key is not an error.
 	Delete(ctx context.Context, key string) error
+}
+
+// Files is a bucket whose objects are files of this machine, which the kernel can
+// send without anybody reading them.
+type Files interface {
+	// File opens an object for reading, for the caller to close. What is put under
+	// the key later, or deleted, changes nothing of the file. Errors: those of Stat.
+	File(ctx context.Context, key string) (*os.File, error)
 }
 
 // Entry is one journal entry. Numbers start at 1 and have no gaps.

@@ -19,6 +19,13 @@ func WithMeter(ctx context.Context, m *Meter) context.Context {
 	return context.WithValue(ctx, meterKey{}, m)
 }
 
+// Count counts bytes that are read of a bucket, or sent from it, around a Metered one.
+func Count(ctx context.Context, n int64) {
+	if m, ok := ctx.Value(meterKey{}).(*Meter); ok {
+		m.read.Add(n)
+	}
+}
+
 // Metered returns b with reads that are counted by the meter of their context.
 // What is read is counted, whether it comes whole or not: the bucket was asked.
 func Metered(b Bucket) Bucket { return metered{b} }
@@ -27,8 +34,6 @@ type metered struct{ Bucket }
 
 // ReadAt implements Bucket.
 func (b metered) ReadAt(ctx context.Context, key string, p []byte, off int64) error {
-	if m, ok := ctx.Value(meterKey{}).(*Meter); ok {
-		m.read.Add(int64(len(p)))
-	}
+	Count(ctx, int64(len(p)))
 	return b.Bucket.ReadAt(ctx, key, p, off)
 }

@@ -37,6 +37,7 @@ var errReadOnly = errors.New("this bucket was opened for reading only")
 var (
 	_ bucket.Bucket  = (*Bucket)(nil)
 	_ bucket.Journal = (*Bucket)(nil)
+	_ bucket.Files   = (*Bucket)(nil)
 )
 
 // Open opens the bucket in the folder at dirPath, makes the folder when it is
@@ -131,15 +132,9 @@ func copyBody(ctx context.Context, w io.Writer, body io.ReaderAt, size int64) er
 // sha256 of one chunk, and there is no cache of open files to bound and to keep
 // in step with Put and Delete.
 func (b *Bucket) ReadAt(ctx context.Context, key string, p []byte, off int64) error {
-	if err := bucket.ValidKey(key); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	f, err := b.open(key)
+	f, err := b.File(ctx, key)
 	if err != nil {
-		return fmt.Errorf("read %s: %w", key, objectError(err))
+		return err
 	}
 	defer f.Close()
 	if _, err := f.ReadAt(p, off); err != nil {
@@ -149,6 +144,21 @@ func (b *Bucket) ReadAt(ctx context.Context, key string, p []byte, off int64) er
 		return fmt.Errorf("read %s at %d, %d bytes: %w", key, off, len(p), err)
 	}
 	return nil
+}
+
+// File implements bucket.Files.
+func (b *Bucket) File(ctx context.Context, key string) (*os.File, error) {
+	if err := bucket.ValidKey(key); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	f, err := b.open(key)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", key, objectError(err))
+	}
+	return f, nil
 }
 
 // errNotRegular says that something else than a file has an object's name.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -188,6 +189,32 @@ func TestAFIFODoesNotBlock(t *testing.T) {
 	}
 	for _, err := range b.List(t.Context(), "fifo/") {
 		t.Errorf("List below a FIFO: got error %v, want nothing", err)
+	}
+}
+
+func TestAnOpenFileKeepsItsObject(t *testing.T) {
+	path := t.TempDir()
+	b := open(t, path)
+	want := []byte("the object as it was")
+	buckettest.Put(t, b, "packs/a", want)
+	for name, change := range map[string]func(){
+		"replaced": func() { buckettest.Put(t, b, "packs/a", []byte("another object")) },
+		"deleted":  func() { must(t, b.Delete(t.Context(), "packs/a")) },
+	} {
+		buckettest.Put(t, b, "packs/a", want)
+		f, err := b.File(t.Context(), "packs/a")
+		must(t, err)
+		change()
+		if got, err := io.ReadAll(f); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: got %q, %v", name, got, err)
+		}
+		must(t, f.Close())
+	}
+	must(t, syscall.Mkfifo(filepath.Join(path, "fifo"), 0o600))
+	for key, want := range map[string]error{"missing": bucket.ErrNotFound, "packs": bucket.ErrNotFound, "packs/a/b": bucket.ErrNotFound, "fifo": bucket.ErrDamaged, "../x": nil} {
+		if f, err := b.File(t.Context(), key); err == nil || want != nil && !errors.Is(err, want) {
+			t.Errorf("File(%s): got %v, error %v, want %v", key, f, err, want)
+		}
 	}
 }
 
