@@ -32,7 +32,7 @@ func NewMetrics() *Metrics {
 		}),
 		damaged:    prometheus.NewCounter(opts("damaged_chunks_total", "Reads that found a copy damaged or its pack missing.")),
 		alarms:     prometheus.NewCounter(opts("condemned_reads_total", "Alarms: reads of chunks that gc found to be needed by nobody.")),
-		ranges:     prometheus.NewCounterVec(opts("ranges_total", "Ranges of packs that batches used, by whether the bucket was asked, another batch had them, or the node's disk."), []string{"tier"}),
+		ranges:     prometheus.NewCounterVec(opts("ranges_total", "Ranges of packs that batches used, by whether the bucket was asked, another batch had them, the node's disk, or the kernel sent them from a file."), []string{"tier"}),
 		rangeBytes: prometheus.NewCounterVec(opts("range_bytes_total", "Bytes of these ranges, gaps included."), []string{"tier"}),
 	}
 }

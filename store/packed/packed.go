@@ -38,6 +38,7 @@ type Config struct {
 	PackSize  int64        // a pack of at least that many bytes is closed; 0 = pack.TargetSize
 	TmpDir    string       // for packs being written; "" = os.TempDir
 	Workers   int          // processors a Write or a check may use; 0 = all
+	MinExtent int64        // what StoredRecords sends has extents of so many bytes on average; 0 = 32 KiB
 	Log       *slog.Logger // nil = discard
 	Metrics   *Metrics     // nil = not counted
 
@@ -64,6 +65,7 @@ type Store struct {
 
 	flights flights             // ranges of packs being read
 	helpers *semaphore.Weighted // of maxHelpers
+	sends   *semaphore.Weighted // of maxSendFiles
 
 	// commits is held over each change of journal and index together, so that
 	// the index sees changes in the journal's order. It is taken before
@@ -117,6 +119,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.PackSize < 0 || cfg.PackSize > pack.MaxPack/2 {
 		return nil, fmt.Errorf("open store: pack size %d is not 1 to %d", cfg.PackSize, pack.MaxPack/2)
 	}
+	if cfg.MinExtent == 0 {
+		cfg.MinExtent = minExtent
+	}
 	if cfg.TmpDir == "" {
 		cfg.TmpDir = os.TempDir()
 	}
@@ -133,7 +138,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		cfg.Now = time.Now
 	}
 	s := &Store{cfg: cfg, bucket: bucket.Metered(cfg.Bucket), catalog: cfg.Catalog, index: cfg.Index, log: cfg.Log, metrics: cfg.Metrics, lateTurn: make(chan struct{}, 1),
-		helpers: semaphore.NewWeighted(maxHelpers), damagedHere: map[catalog.CondemnedChunk]struct{}{}}
+		helpers: semaphore.NewWeighted(maxHelpers), sends: semaphore.NewWeighted(maxSendFiles), damagedHere: map[catalog.CondemnedChunk]struct{}{}}
 	if err := s.reconcile(ctx); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}

@@ -228,13 +228,17 @@ func (s *Store) GetBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.D
 // StoredBatch is GetBatch without decompression, for a client that does that and
 // verifies the digests.
 func (s *Store) StoredBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, Stored, error) error) error {
+	return s.eachStored(ctx, ds, giveStored(fn))
+}
+
+func giveStored(fn func(chunk.Digest, Stored, error) error) eachFunc {
 	a := answers[Stored]{fn: fn}
-	return s.eachStored(ctx, ds, func(_ context.Context, w wanted, stored []byte, err error) error {
+	return func(_ context.Context, w wanted, stored []byte, err error) error {
 		if err != nil {
 			return a.give(w.digest, Stored{}, err)
 		}
 		return a.give(w.digest, Stored{Codec: w.loc.Codec, Len: w.loc.Len, CRC: w.loc.CRC, Bytes: stored, More: w.more}, nil)
-	})
+	}
 }
 
 // answers calls fn one at a time, and no more after its first error.
@@ -270,6 +274,11 @@ func (s *Store) eachStored(ctx context.Context, ds []chunk.Digest, fn eachFunc) 
 	if err != nil {
 		return err
 	}
+	return s.readFound(ctx, found, missing, fn)
+}
+
+// readFound is eachStored for what locateAll has returned.
+func (s *Store) readFound(ctx context.Context, found []wanted, missing []chunk.Digest, fn eachFunc) error {
 	for _, d := range missing {
 		if err := fn(ctx, wanted{digest: d}, nil, fmt.Errorf("%s: %w", d, store.ErrNotFound)); err != nil {
 			return err
@@ -301,16 +310,7 @@ func (s *Store) locateAll(ctx context.Context, ds []chunk.Digest) (found []wante
 
 // merged groups chunks into reads, in the order of pack and offset, each chunk once.
 func merged(ws []wanted) [][]wanted {
-	byPlace := func(a, b wanted) int {
-		if a.loc.Pack == b.loc.Pack {
-			return cmp.Compare(a.loc.Off, b.loc.Off)
-		}
-		return compareDigests(a.loc.Pack, b.loc.Pack)
-	}
-	if !slices.IsSortedFunc(ws, byPlace) { // who asks for neighbours has them in this order
-		slices.SortFunc(ws, byPlace)
-	}
-	ws = slices.Compact(ws)
+	ws = inOrder(ws)
 	var out [][]wanted
 	start := 0
 	for i := 1; i <= len(ws); i++ {
@@ -321,6 +321,20 @@ func merged(ws []wanted) [][]wanted {
 		start = i
 	}
 	return out
+}
+
+// inOrder sorts chunks by pack and offset, and leaves each once.
+func inOrder(ws []wanted) []wanted {
+	byPlace := func(a, b wanted) int {
+		if a.loc.Pack == b.loc.Pack {
+			return cmp.Compare(a.loc.Off, b.loc.Off)
+		}
+		return compareDigests(a.loc.Pack, b.loc.Pack)
+	}
+	if !slices.IsSortedFunc(ws, byPlace) { // who asks for neighbours has them in this order
+		slices.SortFunc(ws, byPlace)
+	}
+	return slices.Compact(ws)
 }
 
 // joins reports whether next can be read together with first to last.
