@@ -23,7 +23,7 @@ func TestABatchTellsWhatItReadFromTheBucket(t *testing.T) {
 	read := func(ds ...chunk.Digest) (n int, stored int) {
 		t.Helper()
 		a := ask(t, "POST", url, string(api.EncodeDigests(ds)), "Content-Type", api.TypeDigests)
-		n, err := strconv.Atoi(a.Trailer.Get(api.TrailerBucketBytes))
+		n, err := strconv.Atoi(a.Trailer.Get(api.HeaderBucketBytes))
 		if err != nil {
 			t.Fatalf("trailer %v: %v", a.Trailer, err)
 		}

@@ -51,25 +51,17 @@ func (h *Handler) serveBatch(ctx context.Context, w *response, r *http.Request) 
 	defer leave()
 	w.Header().Set("Content-Type", TypeFrames)
 	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("Trailer", TrailerBucketBytes)
-	var meter bucket.Meter
-	ctx, cancel := context.WithCancelCause(bucket.WithMeter(ctx, &meter))
+	w.Header().Set("Trailer", HeaderBucketBytes)
+	b := &batch{h: h, w: w, ds: ds, records: accepts(r.Header.Values("Accept"), TypeFrames2)}
+	ctx, cancel := context.WithCancelCause(bucket.WithMeter(ctx, &b.meter))
 	defer cancel(nil)
-	stalled := time.AfterFunc(h.cfg.ChunkTimeout, func() { cancel(errStalled) })
-	defer stalled.Stop()
-	b := &batch{h: h, stalled: stalled, w: w, open: make(map[chunk.Digest]bool, len(ds))}
+	b.stalled = time.AfterFunc(h.cfg.ChunkTimeout, func() { cancel(errStalled) })
+	defer b.stalled.Stop()
 	b.out = newFrameBuffer(b)
 	defer b.out.release()
 	b.fw = NewFrameWriter(b.out)
-	unique := ds[:0]
-	for _, d := range ds {
-		if !b.open[d] {
-			b.open[d] = true
-			unique = append(unique, d)
-		}
-	}
-	err = b.run(ctx, unique)
-	w.Header().Set(TrailerBucketBytes, strconv.FormatInt(meter.Read(), 10))
+	err = b.run(ctx)
+	w.Header().Set(HeaderBucketBytes, strconv.FormatInt(b.meter.Read(), 10))
 	return err
 }
 
@@ -84,13 +76,37 @@ type batch struct {
 	w        *response
 	out      *frameBuffer
 	fw       *FrameWriter
-	open     map[chunk.Digest]bool // no answer yet
+	meter    bucket.Meter
+	ds       []chunk.Digest        // asked for
+	open     map[chunk.Digest]bool // no answer yet; made by expect
+	records  bool                  // the client reads version 2
+	sent     bool                  // and was answered in it
 	writeErr error                 // the client is gone
 }
 
+// expect returns the digests, each once.
+func (b *batch) expect() []chunk.Digest {
+	if b.open == nil {
+		b.open = make(map[chunk.Digest]bool, len(b.ds))
+		unique := b.ds[:0]
+		for _, d := range b.ds {
+			if !b.open[d] {
+				b.open[d] = true
+				unique = append(unique, d)
+			}
+		}
+		b.ds = unique
+	}
+	return b.ds
+}
+
 // run asks the store and makes sure that every digest is answered.
-func (b *batch) run(ctx context.Context, ds []chunk.Digest) error {
-	err := b.h.cfg.Chunks.StoredBatch(ctx, ds, b.answer)
+func (b *batch) run(ctx context.Context) error {
+	err := b.stored(ctx)
+	if b.sent {
+		return b.writeErr
+	}
+	ds := b.expect()
 	switch {
 	case b.writeErr != nil:
 		return b.writeErr
@@ -117,6 +133,7 @@ func (b *batch) run(ctx context.Context, ds []chunk.Digest) error {
 
 // answer writes the frame of one chunk.
 func (b *batch) answer(d chunk.Digest, s packed.Stored, err error) error {
+	b.expect()
 	if !b.open[d] {
 		return fmt.Errorf("store answered chunk %s twice or unasked", d)
 	}

@@ -14,12 +14,13 @@ import (
 // The layout of a batchGet answer; FORMAT.md draws it.
 const (
 	frameMagic  = "QRYBATCH" // 8 bytes, then the version
-	frameVer    = 1
+	maxFrameVer = 2
 	preambleLen = 12
 	headerLen   = 48
 
-	kindChunk = 1
-	kindEnd   = 2
+	kindChunk   = 1
+	kindEnd     = 2
+	kindRecords = 3 // of version 2
 
 	// maxReason bounds the text of a frame that carries no chunk.
 	maxReason = 512
@@ -48,6 +49,10 @@ type Frame struct {
 	CRC    uint32     // StatusOK: CRC32C of Stored as the sender knows it
 	Stored []byte     // StatusOK: the chunk as stored
 	Reason string     // other statuses: a sentence for people
+
+	// Records is, of the first record of a records frame, how many that has. A reader
+	// sets it, a writer does not look.
+	Records int
 }
 
 // FrameError says where and why an answer of batchGet breaks the format.
@@ -64,13 +69,17 @@ func (e *FrameError) Error() string {
 // FrameWriter writes a batchGet answer. Not safe for concurrent use.
 type FrameWriter struct {
 	w     io.Writer
+	ver   uint32
 	count uint32
 	begun bool
 	head  [preambleLen + headerLen]byte // of the frame that is written
 }
 
-// NewFrameWriter returns a writer of one answer to w.
-func NewFrameWriter(w io.Writer) *FrameWriter { return &FrameWriter{w: w} }
+// NewFrameWriter returns a writer of one answer of version 1 to w.
+func NewFrameWriter(w io.Writer) *FrameWriter { return &FrameWriter{w: w, ver: 1} }
+
+// NewFrameWriter2 returns a writer of one answer of version 2 to w.
+func NewFrameWriter2(w io.Writer) *FrameWriter { return &FrameWriter{w: w, ver: 2} }
 
 // Write writes one chunk frame; a Reason too long for a frame is cut.
 func (fw *FrameWriter) Write(f Frame) error {
@@ -96,6 +105,17 @@ func (fw *FrameWriter) Write(f Frame) error {
 	return err
 }
 
+// Records begins a records frame of version 2: the caller writes count records of packs
+// that have size bytes together to the underlying writer before it writes anything else.
+func (fw *FrameWriter) Records(count uint32, size uint64) error {
+	head := fw.header()
+	head[0] = kindRecords
+	binary.LittleEndian.PutUint32(head[4:], count)
+	binary.LittleEndian.PutUint64(head[8:], size)
+	fw.count += count
+	return fw.writeHeader()
+}
+
 // Close writes the end frame. Without it the answer counts as cut off.
 func (fw *FrameWriter) Close() error {
 	head := fw.header()
@@ -118,7 +138,7 @@ func (fw *FrameWriter) writeHeader() error {
 		fw.begun = true
 		p = fw.head[:]
 		copy(p, frameMagic)
-		binary.LittleEndian.PutUint32(p[len(frameMagic):], frameVer)
+		binary.LittleEndian.PutUint32(p[len(frameMagic):], fw.ver)
 	}
 	_, err := fw.w.Write(p)
 	return err
@@ -142,20 +162,32 @@ func cutReason(s string) string {
 // bounded, and memory grows only with bytes that came.
 type FrameReader struct {
 	r     io.Reader
+	ver   uint32 // of the answer, once it has begun
 	off   int64
-	limit int // chunk frames allowed
+	limit int // chunks allowed
 	count int
+	run   run // of records that is being read
+	head  [pack.RecordHeaderSize]byte
 	begun bool
 	done  bool
 	buf   []byte
 }
 
-// NewFrameReader reads from r an answer of at most limit chunk frames.
+// run is the rest of a records frame.
+type run struct {
+	left int
+	size int64 // of what is left
+}
+
+// NewFrameReader reads from r an answer of at most limit chunks, of either version.
 func NewFrameReader(r io.Reader, limit int) *FrameReader {
 	return &FrameReader{r: r, limit: limit}
 }
 
-// Next returns the next chunk frame; Stored is valid until the next call. After
+// Version returns the version of the answer, once Next was called.
+func (fr *FrameReader) Version() int { return int(fr.ver) }
+
+// Next returns the next chunk; Stored is valid until the next call. After
 // the last one it returns io.EOF, but only when the end frame was there with
 // the right count and nothing followed it. An answer that just stops is
 // io.ErrUnexpectedEOF, one that breaks the format a *FrameError. Whether the
@@ -171,13 +203,24 @@ func (fr *FrameReader) Next() (Frame, error) {
 		}
 		fr.begun = true
 	}
+	if fr.run.left > 0 {
+		return fr.record()
+	}
 	start := fr.off
-	head := make([]byte, headerLen)
+	head := fr.head[:headerLen]
 	if err := fr.fill(head); err != nil {
 		return Frame{}, err
 	}
-	if head[0] == kindEnd {
+	switch {
+	case head[0] == kindEnd:
 		return Frame{}, fr.end(start, head)
+	case head[0] == kindRecords && fr.ver > 1:
+		if err := fr.records(start, head); err != nil {
+			return Frame{}, err
+		}
+		f, err := fr.record()
+		f.Records = fr.run.left + 1
+		return f, err
 	}
 	return fr.chunk(start, head)
 }
@@ -193,10 +236,58 @@ func (fr *FrameReader) preamble() error {
 	if string(pre[:8]) != frameMagic {
 		return &FrameError{Off: 0, Reason: fmt.Sprintf("magic is %q, want %q", pre[:8], frameMagic)}
 	}
-	if v := binary.LittleEndian.Uint32(pre[8:]); v != frameVer {
-		return &FrameError{Off: 8, Reason: fmt.Sprintf("version %d, this program reads %d", v, frameVer)}
+	if fr.ver = binary.LittleEndian.Uint32(pre[8:]); fr.ver == 0 || fr.ver > maxFrameVer {
+		return &FrameError{Off: 8, Reason: fmt.Sprintf("version %d, this program reads 1 to %d", fr.ver, maxFrameVer)}
 	}
 	return nil
+}
+
+// records reads the header of a records frame.
+func (fr *FrameReader) records(start int64, head []byte) error {
+	count, size := binary.LittleEndian.Uint32(head[4:]), binary.LittleEndian.Uint64(head[8:])
+	for i, c := range head {
+		if c != 0 && i != 0 && (i < 4 || i >= 16) {
+			return &FrameError{Off: start, Reason: "records frame has reserved bytes set"}
+		}
+	}
+	if count == 0 || int64(count) > int64(fr.limit-fr.count) {
+		return &FrameError{Off: start, Reason: fmt.Sprintf("a frame of %d records after %d chunks, %d were asked for", count, fr.count, fr.limit)}
+	}
+	if n := uint64(count); size < n*(pack.RecordHeaderSize+1) || size > n*(pack.RecordHeaderSize+chunk.MaxSize) {
+		return &FrameError{Off: start, Reason: fmt.Sprintf("%d records of %d bytes together", count, size)}
+	}
+	fr.run = run{int(count), int64(size)}
+	return nil
+}
+
+// record reads one record of the frame that is being read.
+func (fr *FrameReader) record() (Frame, error) {
+	start := fr.off
+	bad := func(format string, args ...any) (Frame, error) {
+		return Frame{}, &FrameError{Off: start, Reason: fmt.Sprintf(format, args...)}
+	}
+	head := fr.head[:]
+	if fr.run.size < int64(len(head)) {
+		return bad("%d bytes left for %d records", fr.run.size, fr.run.left)
+	}
+	if err := fr.fill(head); err != nil {
+		return Frame{}, err
+	}
+	e, err := pack.DecodeRecordHeader(head, start)
+	if err != nil {
+		return bad("%v", err)
+	}
+	fr.count++
+	fr.run.left--
+	fr.run.size -= int64(len(head)) + int64(e.Stored)
+	if fr.run.size < 0 || (fr.run.left == 0) != (fr.run.size == 0) {
+		return bad("records frame has other records than its lengths say: %d bytes left for %d", fr.run.size, fr.run.left)
+	}
+	stored, err := fr.payload(int(e.Stored))
+	if err != nil {
+		return Frame{}, err
+	}
+	return Frame{Digest: e.Digest, Codec: e.Codec, Len: e.Len, CRC: e.CRC, Stored: stored}, nil
 }
 
 func (fr *FrameReader) end(start int64, head []byte) error {

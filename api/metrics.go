@@ -70,3 +70,6 @@ func (m *metrics) refused(reason string) { m.refusals.WithLabelValues(reason).In
 
 // frame counts one frame of a batch answer.
 func (m *metrics) frame(s Status) { m.byStatus[s].Inc() }
+
+// records counts the chunks of a batch answer that were sent as records of packs.
+func (m *metrics) records(n int) { m.byStatus[StatusOK].Add(float64(n)) }

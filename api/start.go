@@ -30,7 +30,7 @@ func (h *Handler) serveStart(ctx context.Context, w *response, r *http.Request, 
 	if err != nil {
 		return err
 	}
-	hinting := acceptsStart2(r.Header.Values("Accept"))
+	hinting := accepts(r.Header.Values("Accept"), TypeStart2)
 	known := rt.have != nil && *rt.have == image.ID(s.payload)
 	if known && !hinting {
 		sw := startWriter(w, hinting)
@@ -95,12 +95,12 @@ func startWriter(w *response, hinting bool) *StartWriter {
 	return NewStartWriter(w)
 }
 
-// acceptsStart2 reads Accept: version 2 must be named, whatever its weight.
-func acceptsStart2(headers []string) bool {
+// accepts reads Accept: a version but the first must be named, whatever its weight.
+func accepts(headers []string, media string) bool {
 	for _, list := range headers {
 		for item := range strings.SplitSeq(list, ",") {
 			kind, _, _ := strings.Cut(item, ";")
-			if strings.EqualFold(strings.TrimSpace(kind), TypeStart2) {
+			if strings.EqualFold(strings.TrimSpace(kind), media) {
 				return true
 			}
 		}

@@ -12,8 +12,8 @@ import (
 // Header and media type names of the contract.
 const (
 	HeaderRequestID = "X-Request-Id"
-	// TrailerBucketBytes follows an answer of batchGet, see FORMAT.md.
-	TrailerBucketBytes = "Quarry-Bucket-Bytes"
+	// HeaderBucketBytes is a header, or a trailer, of an answer of batchGet, see FORMAT.md.
+	HeaderBucketBytes = "Quarry-Bucket-Bytes"
 	// HeaderTrace of an answer to start is TraceEnough when the run that it is for need
 	// not be recorded, see FORMAT.md.
 	HeaderTrace = "Quarry-Trace"
@@ -23,6 +23,7 @@ const (
 	TypeNDJSON  = "application/x-ndjson"
 	TypeDigests = "application/vnd.quarry.digests.v1" // request body of batchGet: 32 bytes a digest
 	TypeFrames  = "application/vnd.quarry.chunks.v1"  // answer of batchGet, see FORMAT.md
+	TypeFrames2 = "application/vnd.quarry.chunks.v2"  // with chunks as records of packs
 	TypeStart   = "application/vnd.quarry.start.v1"   // answer of start, see FORMAT.md
 	TypeStart2  = "application/vnd.quarry.start.v2"   // with what runs of the image touch first
 	TypeTrace   = "application/vnd.quarry.trace.v1"   // record of a run, see store/trace/FORMAT.md

@@ -17,6 +17,7 @@ import (
 	"quarry/signer"
 	"quarry/store"
 	"quarry/store/bucket"
+	"quarry/store/bucket/buckettest"
 	"quarry/store/bucket/mem"
 	"quarry/store/catalog"
 	"quarry/store/chunk"
@@ -88,19 +89,35 @@ func (w *World) Serve(t testing.TB, change func(*api.Config)) (*httptest.Server,
 // PutChunk stores one chunk.
 func (w *World) PutChunk(t testing.TB, p []byte) chunk.Digest {
 	t.Helper()
-	var d chunk.Digest
-	err := w.Chunks.Write(t.Context(), func(ctx context.Context, to store.Putter) (err error) {
-		d, err = to.Put(ctx, p)
-		return err
+	return w.PutChunks(t, p)[0]
+}
+
+// PutChunks stores chunks, new ones one after another in one pack.
+func (w *World) PutChunks(t testing.TB, ps ...[]byte) (ds []chunk.Digest) {
+	t.Helper()
+	err := w.Chunks.Write(t.Context(), func(ctx context.Context, to store.Putter) error {
+		for _, p := range ps {
+			d, err := to.Put(ctx, p)
+			if err != nil {
+				return err
+			}
+			ds = append(ds, d)
+		}
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return d
+	return ds
 }
 
 // Damage flips a bit of the stored copy of a chunk.
-func (w *World) Damage(t testing.TB, d chunk.Digest) {
+func (w *World) Damage(t testing.TB, d chunk.Digest) { w.damage(t, d, 0) }
+
+// DamageHeader flips a bit of the header that the copy has in its pack.
+func (w *World) DamageHeader(t testing.TB, d chunk.Digest) { w.damage(t, d, -1) }
+
+func (w *World) damage(t testing.TB, d chunk.Digest, off int64) {
 	t.Helper()
 	loc := w.locate(t, d)
 	key := pack.Key(loc.Pack)
@@ -112,7 +129,7 @@ func (w *World) Damage(t testing.TB, d chunk.Digest) {
 	if err := w.Bucket.ReadAt(t.Context(), key, p, 0); err != nil {
 		t.Fatal(err)
 	}
-	p[loc.Off] ^= 1
+	p[loc.Off+off] ^= 1
 	w.PutObject(t, key, p)
 }
 
@@ -139,7 +156,20 @@ func (w *World) PackOf(t testing.TB, d chunk.Digest) string {
 // Over returns the chunks as they are read through b, which leads to w.Bucket.
 func (w *World) Over(t testing.TB, b bucket.Bucket) *packed.Store {
 	t.Helper()
-	chunks, err := packed.Open(t.Context(), packed.Config{Bucket: b, Catalog: w.Catalog, Index: w.index, TmpDir: t.TempDir()})
+	return w.open(t, packed.Config{Bucket: b})
+}
+
+// InFiles returns the chunks as they are read through b, which leads to w.Bucket, and
+// sent as records whenever that can be.
+func (w *World) InFiles(t testing.TB, b buckettest.Files) *packed.Store {
+	t.Helper()
+	return w.open(t, packed.Config{Bucket: b, MinExtent: 1})
+}
+
+func (w *World) open(t testing.TB, cfg packed.Config) *packed.Store {
+	t.Helper()
+	cfg.Catalog, cfg.Index, cfg.TmpDir = w.Catalog, w.index, t.TempDir()
+	chunks, err := packed.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"quarry/api"
@@ -43,8 +45,10 @@ type group struct {
 
 func (c *Client) getGroup(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, []byte, error) error) error {
 	g := &group{fn: fn, open: ds}
+	exact := false
 	for n := 1; len(g.open) > 0; n++ {
-		err := g.ask(ctx, c)
+		err := g.ask(ctx, c, exact)
+		exact = exact || errors.As(err, new(brokenOff))
 		var s *stop
 		switch {
 		case errors.As(err, &s):
@@ -67,11 +71,11 @@ func (c *Client) getGroup(ctx context.Context, ds []chunk.Digest, fn func(chunk.
 	return nil
 }
 
-// ask makes one attempt. What it leaves in g.open has not been answered.
-func (g *group) ask(ctx context.Context, c *Client) error {
+// ask makes one attempt, see Client.ask. What it leaves in g.open has not been answered.
+func (g *group) ask(ctx context.Context, c *Client, exact bool) error {
 	g.failed = make(map[chunk.Digest]error)
 	answered := make(map[chunk.Digest]bool, len(g.open))
-	err := c.ask(ctx, g.open, func() {}, func(d chunk.Digest, p []byte, err error) error {
+	err := c.ask(ctx, g.open, exact, func() {}, func(d chunk.Digest, p []byte, err error) error {
 		if err != nil && !final(err) {
 			g.failed[d] = err
 			return nil
@@ -111,33 +115,79 @@ func (s said) Unwrap() error { return s.error }
 
 func final(err error) bool { return errors.As(err, new(said)) }
 
-// ask sends one batchGet for at most api.MaxBatch different digests. answer
+// ask asks for at most api.MaxBatch different digests. answer
 // hears of each chunk at most once, with its verified bytes, valid during the
 // call, or its own error; an error of answer ends the attempt and is returned as
 // a *stop. moved is called when minProgress bytes have come.
-func (c *Client) ask(ctx context.Context, ds []chunk.Digest, moved func(), answer func(chunk.Digest, []byte, error) error) error {
+//
+// Of an answer in version 2 the server has read nothing. What is wrong in it is asked
+// for again in version 1, where the server compares checksums and says what it finds, so
+// that it knows of its damage. With exact all is asked for so.
+func (c *Client) ask(ctx context.Context, ds []chunk.Digest, exact bool, moved func(), answer func(chunk.Digest, []byte, error) error) error {
+	if exact {
+		_, err := c.askFor(ctx, ds, api.TypeFrames, moved, answer)
+		return err
+	}
+	doubted, err := c.askFor(ctx, ds, api.TypeFrames2+", "+api.TypeFrames, moved, answer)
+	if len(doubted) == 0 || errors.As(err, new(*stop)) || ctx.Err() != nil {
+		return err
+	}
+	_, again := c.askFor(ctx, doubted, api.TypeFrames, moved, answer)
+	if err == nil || errors.As(again, new(*stop)) {
+		return again
+	}
+	return err // of the chunks that did not come
+}
+
+// askFor sends one batchGet for an answer of those types. doubted are chunks that were
+// wrong in version 2, or that it broke off before; answer has not heard of them.
+func (c *Client) askFor(ctx context.Context, ds []chunk.Digest, media string, moved func(), answer func(chunk.Digest, []byte, error) error) (doubted []chunk.Digest, err error) {
 	rq := request{
 		method: http.MethodPost, path: "/v1/chunks:batchGet",
-		body: api.EncodeDigests(ds), contentType: api.TypeDigests,
+		body: api.EncodeDigests(ds), contentType: api.TypeDigests, media: media,
 	}
-	return c.attempt(ctx, rq, func(resp *http.Response) error {
-		if kind := resp.Header.Get("Content-Type"); kind != api.TypeFrames {
-			return fmt.Errorf("%w: batch answer has Content-Type %q, want %s: is this a quarry server?", errNoBatch, kind, api.TypeFrames)
+	begun := false
+	err = c.attempt(ctx, rq, func(resp *http.Response) error {
+		a := &answers{asked: make(map[chunk.Digest]bool, len(ds)), answer: answer}
+		kind := resp.Header.Get("Content-Type")
+		switch {
+		case kind == api.TypeFrames:
+			a.version = 1
+		case kind == api.TypeFrames2 && media != api.TypeFrames:
+			a.version = 2
+		default:
+			return fmt.Errorf("%w: batch answer has Content-Type %q, want %s: is this a quarry server?", errNoBatch, kind, media)
 		}
 		if coding := resp.Header.Get("Content-Encoding"); coding != "" {
 			return fmt.Errorf("%w: batch answer has Content-Encoding %q, which was not asked for", errNoBatch, coding)
 		}
-		a := &answers{asked: make(map[chunk.Digest]bool, len(ds)), answer: answer}
 		for _, d := range ds {
 			a.asked[d] = true
 		}
-		if err := a.read(&movingReader{Reader: resp.Body, moved: moved}, len(ds)); err != nil {
+		err := a.read(&movingReader{Reader: resp.Body, moved: moved}, len(ds))
+		if doubted = a.doubted; err != nil {
+			begun = a.version > 1
 			return err
 		}
-		c.n.bucket.Add(bucketBytes(resp.Trailer.Get(api.TrailerBucketBytes)))
+		read := resp.Trailer
+		if a.version > 1 {
+			read = resp.Header
+		}
+		c.n.bucket.Add(bucketBytes(read.Get(api.HeaderBucketBytes)))
 		return nil
 	})
+	if begun && !errors.As(err, new(*stop)) {
+		err = brokenOff{err}
+	}
+	return doubted, err
 }
+
+// brokenOff is the error of an answer in version 2 that had begun. It may be that the
+// server cannot read a chunk, of which it can say no more then: it is asked in version 1
+// after that.
+type brokenOff struct{ error }
+
+func (b brokenOff) Unwrap() error { return b.error }
 
 // errNoBatch says that an answer is none of batchGet's.
 var errNoBatch = errors.New("not a batch answer")
@@ -173,23 +223,32 @@ func (r *movingReader) Read(p []byte) (int, error) {
 
 // answers takes one batch answer.
 type answers struct {
-	asked  map[chunk.Digest]bool // and not answered yet
-	answer func(chunk.Digest, []byte, error) error
-	plain  []byte // decoding buffer
+	version int
+	asked   map[chunk.Digest]bool // and not answered yet
+	doubted []chunk.Digest        // of version 2: to be asked for in version 1
+	answer  func(chunk.Digest, []byte, error) error
+	plain   []byte // decoding buffer
 }
 
 func (a *answers) read(body io.Reader, count int) error {
 	fr := api.NewFrameReader(body, count)
 	for {
 		f, err := fr.Next()
-		if err == io.EOF {
+		if v := fr.Version(); (err == nil || err == io.EOF) && v != a.version {
+			err = &api.FrameError{Reason: fmt.Sprintf("an answer in version %d is said to be in version %d", v, a.version)}
+		}
+		if err == nil && !a.asked[f.Digest] {
+			err = &api.FrameError{Off: fr.Offset(), Reason: fmt.Sprintf("frame for %s, which was not asked for or was answered before", f.Digest)}
+		}
+		switch {
+		case err == io.EOF:
 			return a.complete(count)
-		}
-		if err != nil {
+		case err != nil && a.version > 1 && len(a.asked) > 0 && errors.As(err, new(*api.FrameError)):
+			// The record of one chunk is damaged, and with it where the others are.
+			a.doubted = slices.AppendSeq(a.doubted, maps.Keys(a.asked))
+			return nil
+		case err != nil:
 			return errors.Join(err, a.blame(err))
-		}
-		if !a.asked[f.Digest] {
-			return &api.FrameError{Off: fr.Offset(), Reason: fmt.Sprintf("frame for %s, which was not asked for or was answered before", f.Digest)}
 		}
 		if err := a.take(f); err != nil {
 			return err
@@ -236,13 +295,20 @@ func (a *answers) take(f api.Frame) error {
 		})
 	}
 	p, err := a.verify(f)
+	if err != nil && a.version > 1 {
+		delete(a.asked, f.Digest)
+		a.doubted = append(a.doubted, f.Digest)
+		return nil
+	}
 	return a.give(f.Digest, p, err)
 }
 
 // verify returns the plain bytes of a frame when they are the chunk's.
 func (a *answers) verify(f api.Frame) ([]byte, error) {
-	if got := pack.Checksum(f.Stored); got != f.CRC {
-		return nil, &store.CorruptError{Want: f.Digest, Err: fmt.Errorf("received bytes have CRC32C %08x, the frame says %08x", got, f.CRC)}
+	if a.version == 1 { // in version 2 it would only say sooner what the digest says
+		if got := pack.Checksum(f.Stored); got != f.CRC {
+			return nil, &store.CorruptError{Want: f.Digest, Err: fmt.Errorf("received bytes have CRC32C %08x, the frame says %08x", got, f.CRC)}
+		}
 	}
 	p, err := pack.Decode(a.plain, f.Codec, f.Stored, f.Len)
 	if err != nil {

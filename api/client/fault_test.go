@@ -233,9 +233,9 @@ func faults(t *testing.T) map[string]fault {
 		"damaged":          {says(api.StatusCorrupt), 1, store.Corrupt, true},
 		"not now":          {says(api.StatusError), 1, store.Unreachable, false},
 		"a trailer that lies": {func(x *exchange, _ chunk.Digest) {
-			x.w.Header().Set("Trailer", api.TrailerBucketBytes)
+			x.w.Header().Set("Trailer", api.HeaderBucketBytes)
 			x.send(200, all(x))
-			x.w.Header().Set(api.TrailerBucketBytes, "18446744073709551615")
+			x.w.Header().Set(api.HeaderBucketBytes, "18446744073709551615")
 		}, 0, "", false},
 		"a trailer without end": {func(x *exchange, _ chunk.Digest) {
 			x.w.Header().Set("Trailer", "X")

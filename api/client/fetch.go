@@ -57,6 +57,7 @@ type try struct {
 	after time.Time // not before
 
 	answered bool // what it said was about this chunk
+	exact    bool // ask in version 1, see brokenOff
 }
 
 // attempt is one request of a fetch.
@@ -249,11 +250,13 @@ func (f *fetch) runningAt(m *member) int {
 
 // begin starts an attempt. Called with mu held.
 func (f *fetch) begin(ctx context.Context, now time.Time, m *member, qs []*quest, hedge bool) {
+	exact := false
 	a := &attempt{m: m, hedge: hedge, began: now, pending: make(map[chunk.Digest]bool, len(qs))}
 	for _, q := range qs {
 		t := &q.tries[m.i]
 		t.asked++
 		a.n = max(a.n, t.asked)
+		exact = exact || t.exact
 		q.flights++
 		if q.asked {
 			f.s.again.Add(1)
@@ -281,7 +284,7 @@ func (f *fetch) begin(ctx context.Context, now time.Time, m *member, qs []*quest
 	f.attempts.Go(func() { // ends with its request, which ends with ctx
 		defer a.cancel()
 		c := m.with(1, f.s.patience(m, a.n))
-		err := c.ask(ctx, a.ds, f.sign, func(d chunk.Digest, p []byte, err error) error {
+		err := c.ask(ctx, a.ds, exact, f.sign, func(d chunk.Digest, p []byte, err error) error {
 			if err != nil {
 				f.refuse(a, d, err)
 				return nil
@@ -399,6 +402,7 @@ func (f *fetch) fail(q *quest, a *attempt, err error) {
 		a.again = now.Add(f.s.backoff(a.n, err))
 	}
 	t := &q.tries[a.m.i]
+	t.exact = t.exact || errors.As(err, new(brokenOff))
 	t.said, t.final, t.after, t.answered = reason(a.m, err), hopeless(err), a.again, false
 	if now := time.Now(); refused(err) && a.m.cfg.Token.renewable() && now.Sub(f.began) < renewWait {
 		// Whoever renews the token is late: the next look at its file may find it.

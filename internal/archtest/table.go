@@ -116,7 +116,7 @@ var arrows = map[string][]string{
 	"store/bucket/buckettest": {"store/bucket"},
 	"store/bucket/s3/s3test":  {"internal/need"},
 	"store/storetest":         {"store", "store/chunk"},
-	"api/apitest":             join(ground, formats, "api", "store/packed", "store/bucket/mem", "chunkindex"),
+	"api/apitest":             join(ground, formats, "api", "store/packed", "store/bucket/mem", "store/bucket/buckettest", "chunkindex"),
 	"e2e/lab":                 {"rafs"},
 	"e2e/lab/proxy":           {},
 	"e2e/lab/traffic":         {"e2e/lab/proxy", "api", "store/chunk", "store/trace"},
