@@ -27,6 +27,8 @@ const (
 	// answerBytes is about what one answer has; a batch of small files ends at
 	// api.MaxBatch before.
 	answerBytes = 4 << 20
+	// batchAccept is what a worker says that it reads.
+	batchAccept = api.TypeFrames2 + ", " + api.TypeFrames
 	// serveRounds alternate between the servers; the ratio is the median of theirs.
 	serveRounds = 3
 	// maxServeMemory bounds the server with 256 connections: 512 MiB of ranges that
@@ -133,12 +135,13 @@ func recordAnswers(ctx context.Context, srv *lab.Server, bodies [][]byte, path s
 			return nil, err
 		}
 		rq.Header.Set("Content-Type", api.TypeDigests)
+		rq.Header.Set("Accept", batchAccept)
 		size, err := recordAnswer(rq, f)
 		if err != nil {
 			return nil, err
 		}
 		asks = append(asks, exchangeable{
-			quarry: fmt.Appendf(nil, "POST /v1/chunks:batchGet HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", api.TypeDigests, len(body), body),
+			quarry: fmt.Appendf(nil, "POST /v1/chunks:batchGet HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nAccept: %s\r\nContent-Length: %d\r\n\r\n%s", api.TypeDigests, batchAccept, len(body), body),
 			nginx:  fmt.Appendf(nil, "GET /answers HTTP/1.1\r\nHost: localhost\r\nRange: bytes=%d-%d\r\n\r\n", off, off+size-1),
 			size:   size,
 		})
