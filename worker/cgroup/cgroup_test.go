@@ -128,11 +128,31 @@ func TestForksThatTheLimitRefusesAreCounted(t *testing.T) {
 func TestProcessesThatTheKernelKillsForMemoryAreCounted(t *testing.T) {
 	tree := openTree(t)
 	g := makeGroup(t, tree, "oom", cgroup.Limits{Memory: 16 << 20})
+	told := make(chan error, 1)
+	go func() { told <- g.AwaitOOM(t.Context()) }()
 	cmd := inGroup(t, tree, g, `x=0123456789; while :; do x=$x$x; done`)
 	cmd.Wait()
+	if !tree.V2() {
+		if err := <-told; err != nil {
+			t.Error(err)
+		}
+		if err := g.AwaitOOM(t.Context()); err != nil { // it has happened before
+			t.Error(err)
+		}
+	}
 	f, err := g.Read()
 	if err != nil || f.OOMKills == 0 || f.LimitHits == 0 || f.MemoryPeak < 15<<20 {
 		t.Errorf("Read: got %+v, %v", f, err)
+	}
+}
+
+func TestTheWaitForMemoryEndsWithItsContext(t *testing.T) {
+	tree := openTree(t)
+	g := makeGroup(t, tree, "quiet", cgroup.Limits{Memory: 16 << 20})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := g.AwaitOOM(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
 	}
 }
 

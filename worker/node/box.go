@@ -51,6 +51,7 @@ type box struct {
 
 	ask     chan struct{} // closed when there is a cause
 	dead    chan struct{} // closed when the sandbox or its holder has ended
+	starved chan struct{} // closed when the kernel has killed a part of it for memory
 	wake    chan struct{} // tells the owner to look at its timers again
 	settled chan struct{} // closed when the create has succeeded or failed
 	over    chan struct{} // closed when its record stands
@@ -60,7 +61,7 @@ type box struct {
 func (n *Node) newBox(j journal) *box {
 	b := &box{
 		n: n, id: j.ID, dir: filepath.Join(n.c.boxesDir(), j.ID), j: j, state: sandbox.StateCreating, used: n.now(),
-		watched: map[string]bool{}, ask: make(chan struct{}), dead: make(chan struct{}), wake: make(chan struct{}, 1), settled: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{}),
+		watched: map[string]bool{}, ask: make(chan struct{}), dead: make(chan struct{}), starved: make(chan struct{}), wake: make(chan struct{}, 1), settled: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{}),
 	}
 	if n.tree != nil {
 		b.group = n.tree.Group(j.ID)
@@ -162,6 +163,18 @@ func (b *box) failed() error {
 // supervise waits until the sandbox has ended or is to be ended. It reports false when
 // the node is closed.
 func (b *box) supervise() bool {
+	ctx, cancel := context.WithCancel(b.n.life)
+	defer cancel()
+	if b.group != nil {
+		go func() { // ends with ctx
+			err := b.group.AwaitOOM(ctx)
+			if err == nil {
+				close(b.starved)
+			} else if ctx.Err() == nil {
+				b.n.log.WarnContext(ctx, "the memory of a sandbox is not watched", "sandbox", b.id, "err", err)
+			}
+		}()
+	}
 	for {
 		at, why := b.deadline()
 		var timer <-chan time.Time
@@ -177,6 +190,8 @@ func (b *box) supervise() bool {
 		case <-b.ask:
 			return true
 		case <-b.dead:
+			return true
+		case <-b.starved:
 			return true
 		case <-b.n.life.Done():
 			return false

@@ -343,11 +343,10 @@ func exitOf(e holder.Ended) exit {
 	}
 	ws := syscall.WaitStatus(e.Sentry)
 	switch {
+	case x.gofer != 0 && (e.Init == nil || e.Init.Signal == int(syscall.SIGKILL)):
+		// The Sentry ends its guest when its gofer is gone.
 	case e.Init != nil: // the guest's own word, before the Sentry was gone
 		x.status = e.Init.Code
-		if e.Init.Signal != 0 {
-			x.status = 128 + e.Init.Signal
-		}
 		x.gofer = 0
 	case e.Sentry < 0:
 		x.known = false
