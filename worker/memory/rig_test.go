@@ -125,7 +125,6 @@ type guest struct {
 
 func startGuest(t testing.TB, mib int) *guest {
 	t.Helper()
-	box := sentrytest.Start(t)
 	tree, err := cgroup.Open(cgroup.Config{Parent: fmt.Sprintf("/quarrytest/memory-%d-%d", os.Getpid(), time.Now().UnixNano())})
 	if err != nil {
 		t.Fatal(err)
@@ -141,11 +140,7 @@ func startGuest(t testing.TB, mib int) *guest {
 			t.Error(err)
 		}
 	})
-	for _, pid := range append(descendants(t, box.PID), box.PID) {
-		if err := os.WriteFile(filepath.Join(g.MemoryDir(), "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
-			t.Fatal(err)
-		}
-	}
+	box := startIn(t, g.MemoryDir())
 	group, err := memory.OpenGroup(memory.GroupConfig{Dir: g.MemoryDir(), Journal: filepath.Join(t.TempDir(), "reclaim")})
 	if err != nil {
 		t.Fatal(err)
@@ -165,27 +160,29 @@ func startGuest(t testing.TB, mib int) *guest {
 	return s
 }
 
-// descendants lists the processes below one.
-func descendants(t testing.TB, pid int) (out []int) {
+// startIn starts a sandbox in a group, which the test joins for as long: all of the
+// Sentry's memory is counted there.
+func startIn(t testing.TB, dir string) sentrytest.Sandbox {
 	t.Helper()
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	raw, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range tasks {
-		raw, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		for f := range strings.FieldsSeq(string(raw)) {
-			child, err := strconv.Atoi(f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			out = append(append(out, child), descendants(t, child)...)
+	home := filepath.Dir(filepath.Dir(filepath.Dir(dir))) // of version 2
+	for line := range strings.Lines(string(raw)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(f) == 3 && f[1] == "memory" || f[1] == "" && cgroup.IsV2(cgroup.Root) {
+			home = filepath.Join(home, f[2])
 		}
 	}
-	return out
+	join := func(dir string) {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	join(dir)
+	defer join(home)
+	return sentrytest.Start(t)
 }
 
 // hold starts the process.

@@ -38,6 +38,7 @@ func TestAGuestThatWaitsGivesItsMemoryAndGetsItBack(t *testing.T) {
 			if after != before {
 				t.Errorf("the guest's memory has sum %s, had %s", after, before)
 			}
+			t.Logf("%s: held %+v, then %+v, then %+v", kind, full, empty, back)
 			t.Logf("%s: taken %d MiB (%d by the Sentry) in %v, back %d MiB in %v", kind, took[0].Bytes()>>20, took[0].Reduced>>20, took[0].Took, got.Bytes>>20, got.Took)
 		})
 	}
