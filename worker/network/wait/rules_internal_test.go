@@ -2,7 +2,9 @@ package wait
 
 import (
 	"errors"
+	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -100,6 +102,58 @@ func TestAChangeOfOtherTablesIsNoReason(t *testing.T) {
 	m.Write([]byte("answer"))
 	if w := g.woken(1); w.Why != Answer {
 		t.Errorf("resumed for %s", w.Why)
+	}
+}
+
+// TestACopyThatWasNeverMadeIsMissed: the kernel had no memory for it, and says nothing.
+func TestACopyThatWasNeverMadeIsMissed(t *testing.T) {
+	l := newLab(t)
+	_, w, _, _ := waiting(t, l, true)
+	w.mu.Lock()
+	s := w.session
+	w.mu.Unlock()
+	losses := 0
+	check := func() {
+		t.Helper()
+		if err := s.check(func() { losses++ }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check()
+	check()
+	if losses != 0 {
+		t.Fatal("a loss without one")
+	}
+	s.read.Add(-1)
+	for range 3 {
+		check()
+	}
+	if losses != 1 {
+		t.Errorf("%d losses, want 1", losses)
+	}
+	s.told.Store(3)
+	s.read.Add(-1)
+	for range 3 {
+		check()
+	}
+	if losses != 1 {
+		t.Errorf("%d losses, want 1: the socket told of the other", losses)
+	}
+}
+
+func TestResolve(t *testing.T) {
+	got, err := Resolve(t.Context(), net.DefaultResolver, []string{"198.51.100.9:80", "198.51.100.2:8000", "198.51.100.9:80"})
+	want := []netip.AddrPort{netip.MustParseAddrPort("198.51.100.2:8000"), netip.MustParseAddrPort("198.51.100.9:80")}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	for _, bad := range []string{"198.51.100.9", "198.51.100.9:0", "198.51.100.9:http", "198.51.100.9:70000"} {
+		if _, err := Resolve(t.Context(), net.DefaultResolver, []string{bad}); !errors.Is(err, ErrEndpoint) {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	if _, err := Resolve(t.Context(), net.DefaultResolver, []string{"[2001:db8::1]:80"}); err == nil {
+		t.Error("an IPv6 address is taken")
 	}
 }
 

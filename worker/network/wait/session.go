@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,10 +31,13 @@ type session struct {
 	guard *netlink.Conn
 	fails chan error // a change of the rules that was not made; one is enough
 
-	read     atomic.Int64 // messages that were read
-	handles  []uint64     // of the rules
-	counted  int64        // what the rules had counted when they were looked at last
-	forgiven int64        // of which these are known to be missing
+	read atomic.Int64 // messages that were read
+	told atomic.Int32 // so many more audits know of a loss that the socket told of
+
+	audits   sync.Mutex // guards what follows
+	handles  []uint64   // of the rules
+	counted  int64      // what the rules had counted when they were looked at last
+	forgiven int64      // of which these are known to be missing
 }
 
 // openSession opens one in the namespace of a path.
@@ -105,7 +109,12 @@ func (s *session) run(ctx context.Context, w *Watcher) (Reason, error) {
 	ends := make(chan end, 3) // of the three below, each of which ends with its socket or stop
 	stop := make(chan struct{})
 	go func() {
-		ends <- end{Reader, s.tap.read(func(l logged) { s.read.Add(1); w.packet(l) }, w.event)}
+		ends <- end{Reader, s.tap.read(func(l logged) { s.read.Add(1); w.packet(l) }, func(e tapEvent) {
+			if e == tapMissing {
+				s.told.Store(3) // the one under way and the two that compare numbers from before and after
+			}
+			w.event(e)
+		})}
 	}()
 	go func() { ends <- end{Rules, s.watch()} }()
 	go func() { ends <- end{Rules, s.audit(stop, w.missing)} }()
@@ -197,18 +206,31 @@ func (s *session) audit(stop <-chan struct{}, lost func()) error {
 			return nil
 		case <-tick.C:
 		}
-		handles, counted, err := s.rules.look()
-		if err != nil {
+		if err := s.check(lost); err != nil {
 			return err
 		}
-		if !slices.Equal(handles, s.handles) {
-			return errRules
-		}
-		// What was counted the last time has been read by now.
-		if missing := s.counted - s.read.Load(); missing > s.forgiven {
-			s.forgiven = missing
+	}
+}
+
+// check is one audit.
+func (s *session) check(lost func()) error {
+	s.audits.Lock()
+	defer s.audits.Unlock()
+	handles, counted, err := s.rules.look()
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(handles, s.handles) {
+		return errRules
+	}
+	// What was counted the last time has been read by now.
+	if missing := s.counted - s.read.Load(); missing > s.forgiven {
+		s.forgiven = missing
+		if s.told.Load() == 0 {
 			lost()
 		}
-		s.counted = counted
 	}
+	s.told.Store(max(0, s.told.Load()-1))
+	s.counted = counted
+	return nil
 }

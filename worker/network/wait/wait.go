@@ -11,8 +11,12 @@ package wait
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
+	"slices"
+	"strconv"
 	"time"
 )
 
@@ -103,6 +107,33 @@ var (
 
 // MaxEndpoints bounds the endpoints of one Watcher.
 const MaxEndpoints = 64
+
+// Resolve returns the addresses of endpoints that are given as host:port, in an order
+// that is the same for the same addresses. Guests must find the same ones by these
+// names: an endpoint behind a name whose answers change is better named by address.
+func Resolve(ctx context.Context, r *net.Resolver, hosts []string) ([]netip.AddrPort, error) {
+	var out []netip.AddrPort
+	for _, h := range hosts {
+		host, portText, err := net.SplitHostPort(h)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrEndpoint, h, err)
+		}
+		port, err := strconv.ParseUint(portText, 10, 16)
+		if err != nil || port == 0 {
+			return nil, fmt.Errorf("%w: %s", ErrEndpoint, h)
+		}
+		addrs, err := r.LookupNetIP(ctx, "ip4", host)
+		if err != nil {
+			return nil, fmt.Errorf("find the model endpoint %s: %w", h, err)
+		}
+		for _, a := range addrs {
+			out = append(out, netip.AddrPortFrom(a.Unmap(), uint16(port)))
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	out = slices.Compact(out)
+	return out, checkEndpoints(out)
+}
 
 func (c Config) withDefaults() Config {
 	if c.Quiet <= 0 {
