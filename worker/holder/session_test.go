@@ -130,6 +130,9 @@ func TestWhatIsNoSession(t *testing.T) {
 		t.Error(err)
 	}
 	st := r.say(sandbox.ExecSpec{User: "root"}, "echo began; sleep 1000")
+	if _, err := r.c.WaitExec(r.ctx, st.ID, 0, 0); err != nil {
+		t.Fatal(err)
+	}
 	var busy *sandbox.Busy
 	_, err := r.c.Exec(r.ctx, sandbox.ExecSpec{ID: "b", Session: "s", Shell: "true"}, process())
 	if !errors.As(err, &busy) || !errors.Is(err, sandbox.ErrRate) {
