@@ -140,6 +140,9 @@ func (b *box) explain(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil || typed(err) && !errors.Is(err, sandbox.ErrEnded) {
 		return err
 	}
+	if errors.Is(err, holder.ErrPaused) {
+		return fmt.Errorf("%w: %w", sandbox.ErrNotReady, err)
+	}
 	if !errors.Is(err, holder.ErrLost) && !errors.Is(err, sandbox.ErrEnded) {
 		return fmt.Errorf("%w: %w", sandbox.ErrRuntime, err)
 	}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -94,10 +95,13 @@ func (b *box) awake() error {
 // ReadFile implements sandbox.Node.
 func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOptions, begin func(sandbox.FileInfo) error, w io.Writer) error {
 	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		if b.awake() != nil {
-			return f.ReadPaused(ctx, path, o, begin, w)
+		if b.awake() == nil {
+			err := f.Read(ctx, path, o, begin, w)
+			if !errors.Is(err, holder.ErrPaused) { // nothing was read then: the pause came first
+				return err
+			}
 		}
-		return f.Read(ctx, path, o, begin, w)
+		return f.ReadPaused(ctx, path, o, begin, w)
 	})
 }
 

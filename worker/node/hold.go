@@ -363,8 +363,11 @@ func exitOf(e holder.Ended) exit {
 // endHolder lets the holder go, which keeps the image mounted as long as it lives.
 func (b *box) endHolder(ctx context.Context) error {
 	b.mu.Lock()
-	h := b.h
+	h, files := b.h, b.files
 	b.mu.Unlock()
+	if files != nil {
+		defer files.Close() // reads that never came back do now
+	}
 	if h == nil {
 		return nil
 	}
