@@ -56,6 +56,9 @@ func sandboxPath(text string) (id, path string, ok bool) {
 
 func copyOut(ctx context.Context, c *client.Client, id, path, dest string, exclude []string, stdout, stderr io.Writer) error {
 	fi, err := c.StatFile(ctx, id, path)
+	if errors.Is(err, sandbox.ErrNotReady) { // paused: its files can be read, and nothing else
+		return copyFileOut(ctx, c, id, path, dest, stdout)
+	}
 	if err != nil {
 		return err
 	}
