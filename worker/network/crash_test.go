@@ -388,3 +388,80 @@ func TestFirewallStartsAnew(t *testing.T) {
 	g.denied(t, hostB+":80")
 	g.denied(t, nodeAddr+":80")
 }
+
+// TestOldKernel is on a kernel whose tables nobody owns for good: one that is there
+// already and has no owner stands for it. What others change is put in order again.
+func TestOldKernel(t *testing.T) {
+	w := lab(t)
+	w.name("a.example", hostA)
+	folder := t.TempDir()
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, _ := network.Names(folder)
+	ours := c.AddTable(&nftables.Table{Name: name, Family: nftables.TableFamilyIPv4})
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	n := open(t, network.Config{Folder: folder})
+	g, b := take(t, n, "a", sandbox.Rule{Host: "a.example"}), take(t, n, "b", sandbox.Rule{CIDR: hostB})
+	g.resolved(t, "a.example", hostA)
+	held := g.held(t, hostA+":80")
+	for what, change := range map[string]func(){
+		"every table":  c.FlushRuleset,
+		"our table":    func() { c.DelTable(ours) },
+		"our rules":    func() { c.FlushTable(ours) },
+		"a base chain": func() { c.FlushChain(&nftables.Chain{Table: ours, Name: "from"}) },
+	} {
+		before := rulesOf(t, name)
+		change()
+		if err := c.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		await(t, func() bool {
+			now := rulesOf(t, name)
+			return !slices.Equal(now, before) && len(now) == len(before)
+		})
+		alive(t, "a connection after somebody flushed "+what, held)
+		g.denied(t, hostB+":80")
+		g.denied(t, nodeAddr+":80")
+		b.reaches(t, hostB+":80")
+		b.denied(t, hostA+":80")
+	}
+	g.apply(t, sandbox.Rule{CIDR: hostC})
+	cut(t, "a connection to a name that was taken away", held)
+}
+
+// TestStoppedAndAdopted stops a worker as an operator does, and starts the next.
+func TestStoppedAndAdopted(t *testing.T) {
+	lab(t)
+	folder := t.TempDir()
+	before, err := network.New(context.Background(), network.Config{Folder: folder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := take(t, before, "a", sandbox.Rule{CIDR: hostA})
+	held := g.held(t, hostA+":80")
+	if _, err := network.New(context.Background(), network.Config{Folder: folder}); err == nil {
+		t.Error("two have one folder")
+	}
+	if err := before.Close(); err != nil {
+		t.Fatal(err)
+	}
+	alive(t, "a connection without a worker", held)
+	g.denied(t, hostB+":80")
+	n := open(t, network.Config{Folder: folder})
+	l, err := n.Adopt(context.Background(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Take(context.Background(), "a", sandbox.Policy{}); err == nil {
+		t.Error("one sandbox has two networks")
+	}
+	if gen := (guest{l}).apply(t, sandbox.Rule{CIDR: hostB}); gen != 2 {
+		t.Errorf("got generation %d, want 2", gen)
+	}
+	cut(t, "a connection that was taken away", held)
+	g.reaches(t, hostB+":80")
+}

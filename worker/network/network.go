@@ -72,12 +72,14 @@ type Network struct {
 	prefix   string // of the host's side of each veth
 	lock     *proc.Lock
 	table    *table
+	guard    *guard // nil of a table that is owned
 	reaper   *reaper
 	upstream *dns.Upstream
 	making   chan struct{}
 
 	stopFill, stopReaper context.CancelFunc // Close calls them, and waits
 	filling, reaping     sync.WaitGroup
+	guarding             sync.WaitGroup
 
 	mu    sync.Mutex
 	links map[string]*Link // by sandbox
@@ -133,6 +135,9 @@ func New(ctx context.Context, cfg Config) (*Network, error) {
 	n.stopFill, n.stopReaper = stopFill, stopReaper
 	n.filling.Go(func() { n.fill(fill) })
 	n.reaping.Go(func() { n.reaper.run(reap) })
+	if n.guard != nil {
+		n.guarding.Go(func() { n.guard.run(n.repair) })
+	}
 	return n, nil
 }
 
@@ -150,10 +155,18 @@ func (n *Network) open(name string) error {
 		return err
 	}
 	n.table = t
+	if !t.owned {
+		if n.guard, err = newGuard(t); err != nil {
+			return errors.Join(err, t.close())
+		}
+	}
 	if err = t.setUp(n.cfg.Range, n.cfg.Refuse); err == nil {
 		n.reaper, err = newReaper(groupOf(n.cfg.Folder))
 	}
 	if err != nil {
+		if n.guard != nil {
+			n.guard.conn.Close()
+		}
 		return errors.Join(err, t.close())
 	}
 	return nil
@@ -238,6 +251,10 @@ func isSandbox(name string) bool {
 // next worker to adopt. What was prepared and not taken is removed, and the table
 // with it when no sandbox is left.
 func (n *Network) Close() error {
+	if n.guard != nil {
+		n.guard.conn.Close()
+		n.guarding.Wait()
+	}
 	n.mu.Lock()
 	links := n.links
 	n.links = map[string]*Link{}

@@ -78,24 +78,11 @@ func (l *Link) resume(r record, ready *policy) error {
 		l.sound = true
 		return nil
 	}
-	found, err := l.n.table.find(l.slot)
-	if err != nil {
-		return err
-	}
-	l.rules.rev = max(r.Revision, found.rev) + 1
-	if err := l.n.writeRecord(l.record()); err != nil {
-		return err
-	}
+	l.rules.rev = r.Revision
 	if err := l.serve(); err != nil {
 		return err
 	}
-	err = l.n.table.do(func(c *nftables.Conn) {
-		found.unturn(c, mapOut, mapIn)
-		l.rules.create(c)
-		l.rules.install(c, ready, l.names)
-		found.removeRevisions(c)
-	})
-	if err != nil {
+	if err := l.install(); err != nil {
 		s := l.server
 		l.server = nil
 		l.mu.Unlock() // an answer under way wants it
@@ -104,9 +91,34 @@ func (l *Link) resume(r record, ready *policy) error {
 		l.gone = true
 		return err
 	}
-	l.sound = true
 	l.cut()
 	return nil
+}
+
+// install puts the policy in force whatever the table has of this sandbox. The
+// caller holds mu.
+func (l *Link) install() error {
+	found, err := l.n.table.find(l.slot)
+	if err != nil {
+		return err
+	}
+	next := *l.rules
+	next.rev = max(next.rev, found.rev) + 1
+	before := l.rules.rev
+	l.rules.rev = next.rev
+	err = l.n.writeRecord(l.record())
+	if err == nil {
+		err = l.n.table.do(func(c *nftables.Conn) {
+			found.unturn(c, mapOut, mapIn)
+			next.create(c)
+			next.install(c, l.ready, l.names)
+			found.removeRevisions(c)
+		})
+	}
+	if l.sound = err == nil; !l.sound {
+		l.rules.rev = before
+	}
+	return err
 }
 
 // Release removes the network of a sandbox, however often it is called and

@@ -24,6 +24,9 @@ type table struct {
 	tab    *nftables.Table
 	prefix string // of the interfaces that are ours
 
+	owned bool // others cannot change it
+	sock  *netlink.Conn
+
 	mu   sync.Mutex
 	conn *nftables.Conn
 }
@@ -51,13 +54,15 @@ func openTable(name, prefix string) (*table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	t.conn = conn
-	if err := own(sock, name); err != nil {
+	t.conn, t.sock = conn, sock
+	err = own(sock, name)
+	t.owned = err == nil
+	if err != nil {
 		if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
 			conn.CloseLasting()
 			return nil, fmt.Errorf("own the nftables table %s: %w", name, err)
 		}
-		// An older kernel, or a table that an older worker made: it works without.
+		// An older kernel, or a table that was made on one: see guard.
 		if err := t.do(func(c *nftables.Conn) { c.AddTable(t.tab) }); err != nil {
 			conn.CloseLasting()
 			return nil, err
