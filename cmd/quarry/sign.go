@@ -28,6 +28,9 @@ type signOptions struct {
 	expires string
 	wait    time.Duration
 	limits  limits
+
+	platformList []string
+	platforms    []image.Platform // of platformList
 }
 
 func newSign() *cobra.Command {
@@ -45,7 +48,9 @@ IMAGE is what was pushed, as quarry push prints it:
   REPO:TAG             as a key of --trust, or this one, has said before: to change keys
 
 --all signs every name that a key of --trust, or this one, has signed. What this key has signed
-already is left as it is. The store takes signatures by the keys/*.pub of its data folder, from
+already is left as it is. Of an image index every image is signed that the store has, and sign
+fails when it has none for a platform that the index lists: it was not converted (quarry serve
+--platforms), or the store hides it. --platforms says which are enough. The store takes signatures by the keys/*.pub of its data folder, from
 a token of the scopes pull and push.
 
 Exit codes: 0 all is signed; 1 something is not; 2 usage; 3 the store has another image than
@@ -64,6 +69,7 @@ its source gives.
 	f.BoolVar(&o.all, "all", false, "sign every name that is signed by a key of --trust or this one")
 	f.StringVar(&o.expires, "expires", "", "how long what is said of a tag is valid, such as 30d; default is for good")
 	f.DurationVar(&o.wait, "wait", 2*time.Minute, "how long to wait for images that the store is still converting; 0 is not at all")
+	f.StringSliceVar(&o.platformList, "platforms", nil, "of an image index, OS/ARCH[/VARIANT] that the store must have if the index lists them; default is all that it lists")
 	f.Func("limit", limitUsage, o.limits.set)
 	return c
 }
@@ -121,6 +127,13 @@ func runSign(ctx context.Context, o signOptions, args []string, stdout, stderr i
 		if s.life, err = parseAge(o.expires); err != nil {
 			return fmt.Errorf("%w: --expires: %w", errUsage, err)
 		}
+	}
+	for _, text := range o.platformList {
+		p, err := platformFlag(text)
+		if err != nil {
+			return err
+		}
+		s.platforms = append(s.platforms, p)
 	}
 	if err := s.bounds.SetAll(o.limits); err != nil {
 		return fmt.Errorf("%w: %w", errUsage, err)
@@ -181,17 +194,31 @@ func (s *signing) image(ctx context.Context, ref image.Ref) error {
 		return fmt.Errorf("%s: %w", ref, err)
 	}
 	req, ref, err := s.sign(ctx, ref, there)
-	if err == nil && (req.Name != nil || len(req.Images) > 0) {
+	said := fmt.Sprintf("signed by %s", s.key.Public())
+	switch {
+	case err != nil:
+	case req.Name != nil || len(req.Images) > 0:
 		err = s.store.Sign(ctx, ref, req)
-	} else if err == nil {
-		_, err = fmt.Fprintf(s.stdout, "%s (%s) is signed by %s already\n", ref, platformsOf(there), s.key.Public())
-		return err
+	default:
+		said = fmt.Sprintf("is signed by %s already", s.key.Public())
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", ref, err)
 	}
-	_, err = fmt.Fprintf(s.stdout, "%s (%s) signed by %s\n", ref, platformsOf(there), s.key.Public())
-	return err
+	if _, err := fmt.Fprintf(s.stdout, "%s (%s) %s\n", ref, platformsOf(there), said); err != nil {
+		return err
+	}
+	lacking, err := s.lacking(ctx, ref, there)
+	if req.Name == nil && len(req.Images) == 0 && errors.Is(err, oci.ErrNoBlob) {
+		return nil // it was compared when it was signed, and its source is here no longer
+	}
+	if err == nil && len(lacking) > 0 {
+		err = fmt.Errorf("NOT signed for %s, which its index lists: the store shows no image for that; --platforms says which platforms are enough", strings.Join(lacking, ", "))
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", ref, err)
+	}
+	return nil
 }
 
 // platformsOf names the images there: of an index, the store may not have converted, or

@@ -168,6 +168,49 @@ func TestAnIndexIsSignedForEveryPlatform(t *testing.T) {
 	}
 }
 
+// What the index lists and the store does not show is said, and is a failure, unless
+// somebody has said that the others are enough.
+func TestAPlatformThatTheStoreDoesNotShowIsNamed(t *testing.T) {
+	w := newSignWorld(t)
+	path, key := w.newKey(t, "k", true)
+	layer := func(name string) []testimage.Layer {
+		return []testimage.Layer{{Entries: []testimage.Entry{testimage.File(name, name)}}}
+	}
+	var images []testimage.Descriptor
+	for _, p := range []string{"linux/amd64", "linux/arm64", "linux/s390x"} {
+		images = append(images, w.layout.Image(testimage.Image{Layers: layer(p), Platform: p}))
+	}
+	w.layout.Tag("index", w.layout.Index(images...))
+	source := w.push(t, w.layout, "index", "index")
+	w.convertAll(t) // for amd64
+	ref := image.Ref{Repo: "t/x", Tag: "index", Digest: &source}
+	for _, tt := range []struct {
+		enough []string
+		says   string // "" is success
+	}{
+		{nil, "NOT signed for linux/arm64, linux/s390x, which"},
+		{nil, "NOT signed for linux/arm64, linux/s390x, which"}, // also when the rest is signed
+		{[]string{"linux/amd64", "linux/arm64"}, "NOT signed for linux/arm64, which"},
+		{[]string{"linux/amd64"}, ""},
+		{[]string{"linux/amd64", "linux/riscv64"}, ""}, // of which the index says nothing
+	} {
+		out, err := w.sign(t, signOptions{key: path, platformList: tt.enough}, ref.String())
+		if !strings.Contains(out, "(linux/amd64)") || (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%q: got %q, %v", tt.enough, out, err)
+		}
+	}
+	st, err := w.Image(t.Context(), ref, amd64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := image.Verify(st.Image, st.Name, image.Want{Ref: ref, Platform: amd64, Trust: signer.NewTrust(key.Public())}); err != nil {
+		t.Errorf("what the store has: %v", err)
+	}
+	if _, err := w.sign(t, signOptions{key: path}, w.ref.String()); err != nil {
+		t.Errorf("one image: %v", err)
+	}
+}
+
 // statement returns what the store has of a source, and its key.
 func (w *signWorld) statement(t *testing.T, source chunk.Digest) (key string, st image.Statement) {
 	t.Helper()

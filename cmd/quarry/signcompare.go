@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"quarry/api"
 	"quarry/converter"
 	"quarry/converter/oci"
 	"quarry/converter/tree"
@@ -15,35 +16,77 @@ import (
 // remake converts an image again. Of the store's statement it takes the platform and
 // the chunk size, which the result has to have too.
 func (s *signing) remake(ctx context.Context, ref image.Ref, st image.Statement) (*converter.Remade, error) {
-	from := oci.Config{Platform: st.Platform}
-	source := s.source
-	var err error
-	if source != "" {
-		from.Credentials, err = oci.UserCredentials(ctx, source)
-	} else {
-		var r *storeRegistry
-		if r, err = s.target.registry(ctx, ref.Repo); err == nil {
-			defer r.transport.CloseIdleConnections()
-			from.Credentials, from.Transport, from.Plain = r.credentials, r.transport, r.plain
-			source = fmt.Sprintf("registry://%s/%s@%s", r.host, ref.Repo, ref.Digest)
-		}
-	}
+	source, from, done, err := s.from(ctx, ref, st.Platform)
 	if err != nil {
 		return nil, err
 	}
+	defer done()
 	made, err := converter.Remake(ctx, converter.Config{
 		ChunkSize: st.ChunkSize, Limits: s.bounds, Progress: func(e converter.Event) { s.bar.step(progressOf(e)) },
 	}, source, from)
-	if errors.Is(err, oci.ErrNoBlob) && s.source == "" {
-		err = fmt.Errorf("%w: the store has not, or no longer, what the image was converted from: give --source SRC with the same image", err)
-	}
 	if err != nil {
-		return nil, err
+		return nil, s.unread(err)
 	}
 	if made.Statement.Source != *ref.Digest {
 		return nil, fmt.Errorf("--source %s is %s, another image", s.source, made.Statement.Source)
 	}
 	return made, nil
+}
+
+// from returns where the source of an image is, and how it is read. The caller calls
+// done.
+func (s *signing) from(ctx context.Context, ref image.Ref, p image.Platform) (source string, cfg oci.Config, done func(), err error) {
+	cfg.Platform = p
+	if s.source != "" {
+		cfg.Credentials, err = oci.UserCredentials(ctx, s.source)
+		return s.source, cfg, func() {}, err
+	}
+	r, err := s.target.registry(ctx, ref.Repo)
+	if err != nil {
+		return "", cfg, nil, err
+	}
+	cfg.Credentials, cfg.Transport, cfg.Plain = r.credentials, r.transport, r.plain
+	return fmt.Sprintf("registry://%s/%s@%s", r.host, ref.Repo, ref.Digest), cfg, r.transport.CloseIdleConnections, nil
+}
+
+// unread adds to the error of reading a source what to do about it.
+func (s *signing) unread(err error) error {
+	if errors.Is(err, oci.ErrNoBlob) && s.source == "" {
+		return fmt.Errorf("%w: the store has not, or no longer, what the image was converted from: give --source SRC with the same image", err)
+	}
+	return err
+}
+
+// lacking are the platforms that the source of an image lists, or those of --platforms
+// that it lists, and of which the store shows no image: it was told not to convert them,
+// or it hides them.
+func (s *signing) lacking(ctx context.Context, ref image.Ref, there api.Signable) (names []string, err error) {
+	shown := map[string]bool{}
+	var one image.Platform
+	for _, im := range there.Images {
+		shown[im.Platform] = true
+		if one, err = image.ParsePlatform(im.Platform); err != nil {
+			return nil, fmt.Errorf("%w: %w", errDamage, err)
+		}
+	}
+	source, from, done, err := s.from(ctx, ref, one)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	index, list, err := oci.Listed(ctx, source, from, s.platforms)
+	if err == nil && index != *ref.Digest {
+		err = fmt.Errorf("source %s is %s, another image", source, index)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("which platforms it has: %w", s.unread(err))
+	}
+	for _, p := range list {
+		if !shown[p.String()] {
+			names = append(names, p.String())
+		}
+	}
+	return names, nil
 }
 
 // differs says what the store has other than it should.
