@@ -135,31 +135,35 @@ func (d dataDir) remembered() (place, bool, error) {
 }
 
 // chooseBucket returns where the folder's bucket is, given what --bucket says, and
-// has the folder remember it. The file comes before the store: a store that no
-// later command finds would be begun a second time, beside the first.
-func (d dataDir) chooseBucket(asked place) (place, error) {
+// whether the folder has to remember that.
+func (d dataDir) chooseBucket(asked place) (chosen place, news bool, err error) {
 	has, made, err := d.remembered()
 	switch {
 	case err != nil:
-		return place{}, err
+		return place{}, false, err
 	case made && asked.url != "" && asked.url != has.url && has.url == "":
-		return place{}, fmt.Errorf("--bucket %s: data folder %s has its bucket in %s: leave --bucket out, or use another --data", asked.url, d, d.bucket())
+		return place{}, false, fmt.Errorf("--bucket %s: data folder %s has its bucket in %s: leave --bucket out, or use another --data", asked.url, d, d.bucket())
 	case made && asked.url != "" && asked.url != has.url:
-		return place{}, fmt.Errorf("--bucket %s: the bucket of data folder %s is %s: leave --bucket out, or use another --data; if the bucket itself moved, remove %s first",
+		return place{}, false, fmt.Errorf("--bucket %s: the bucket of data folder %s is %s: leave --bucket out, or use another --data; if the bucket itself moved, remove %s first",
 			asked.url, d, has.url, d.bucketFile())
 	}
-	chosen := place{url: asked.url, unsafe: asked.unsafe || has.unsafe}
+	chosen = place{url: asked.url, unsafe: asked.unsafe || has.unsafe}
 	if made {
 		chosen.url = has.url
 	}
-	if chosen.url == "" || made && chosen == has {
-		return chosen, nil
-	}
-	b, err := json.Marshal(bucketFile{Version: bucketFileVersion, URL: string(chosen.url), UnsafeSingleWriter: chosen.unsafe})
+	return chosen, chosen.url != "" && (!made || chosen != has), nil
+}
+
+// remember has the folder remember where its bucket is. That comes after the bucket was
+// opened, as a URL that was mistyped would be in the way of the right one, and before there
+// is a store in it: one that no later command finds would be begun a second time, beside
+// the first.
+func (d dataDir) remember(p place) error {
+	b, err := json.Marshal(bucketFile{Version: bucketFileVersion, URL: string(p.url), UnsafeSingleWriter: p.unsafe})
 	if err != nil {
-		return place{}, err
+		return err
 	}
-	return chosen, d.wrap(durable.WriteFile(d.bucketFile(), b, 0o600))
+	return d.wrap(durable.WriteFile(d.bucketFile(), b, 0o600))
 }
 
 // openBucket opens the bucket of a data folder, beside a process that may be its

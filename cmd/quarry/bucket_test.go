@@ -64,6 +64,42 @@ func TestADataFolderRemembersItsBucket(t *testing.T) {
 	}
 }
 
+// A URL that was mistyped is not in the way of the right one.
+func TestABucketThatCannotBeOpenedIsNotRemembered(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, wrong := range map[string]place{
+		"a file":             {url: bucketURL("file://" + file)},
+		"a folder in a file": {url: bucketURL("file://" + file + "/below")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			right := bucketURL("file://" + filepath.Join(t.TempDir(), "objects"))
+			cfg := ownerConfig{dir: dataDir(t.TempDir()), bucket: wrong, log: warnings(os.Stderr)}
+			if err := openAndClose(t, cfg); err == nil {
+				t.Fatal("it was opened")
+			}
+			if made, err := cfg.dir.exists(); made || err != nil {
+				t.Errorf("a store was made: %t, %v", made, err)
+			}
+			cfg.bucket.url = right
+			if err := openAndClose(t, cfg); err != nil {
+				t.Errorf("with the right URL: %v", err)
+			}
+			// Nor does it replace what is remembered.
+			cfg.bucket = wrong
+			if err := openAndClose(t, cfg); err == nil {
+				t.Error("another URL than before was taken")
+			}
+			cfg.bucket = place{}
+			if err := openAndClose(t, cfg); err != nil {
+				t.Errorf("as it was: %v", err)
+			}
+		})
+	}
+}
+
 func TestADataFolderWithItsOwnBucketKeepsIt(t *testing.T) {
 	cfg := ownerConfig{dir: dataDir(t.TempDir()), log: warnings(os.Stderr)}
 	if err := openAndClose(t, cfg); err != nil {

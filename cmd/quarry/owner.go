@@ -219,12 +219,17 @@ func (o *owner) open(ctx context.Context, cfg ownerConfig) (err error) {
 
 // openBucket opens the bucket and reads what store it is, or makes it one.
 func (o *owner) openBucket(ctx context.Context, cfg ownerConfig) error {
-	at, err := cfg.dir.chooseBucket(cfg.bucket)
+	at, news, err := cfg.dir.chooseBucket(cfg.bucket)
 	if err != nil {
 		return err
 	}
 	if o.bucket, err = cfg.dir.openBucket(ctx, at, cfg.readOnly); err != nil {
 		return err
+	}
+	if news {
+		if err := cfg.dir.remember(at); err != nil {
+			return err
+		}
 	}
 	if err := o.openRanges(ctx, cfg, at); err != nil {
 		return err
