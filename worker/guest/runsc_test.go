@@ -21,7 +21,7 @@ import (
 
 // fileCaps are those of docker that are about files: CHOWN, DAC_OVERRIDE, FOWNER,
 // FSETID, KILL, MKNOD.
-const fileCaps = 1<<0 | 1<<1 | 1<<3 | 1<<4 | 1<<5 | 1<<27
+const fileCaps = 1<<0 | 1<<1 | 1<<3 | 1<<4 | 1<<5 | 1<<6 | 1<<7 | 1<<27
 
 // vm is a guest under runsc.
 type vm struct {
