@@ -62,6 +62,20 @@ func swapOn(t testing.TB, kind string, size int64) {
 	})
 }
 
+// anySwap is a swap file where the temporary folder is on a disk, else zram.
+func anySwap(t testing.TB, size int64) {
+	t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(os.TempDir(), &st); err != nil {
+		t.Fatal(err)
+	}
+	kind := "file"
+	if st.Type == unix.TMPFS_MAGIC {
+		kind = "zram"
+	}
+	swapOn(t, kind, size)
+}
+
 // makeZram makes a compressed disk in memory.
 func makeZram(t testing.TB, size int64) {
 	t.Helper()
@@ -74,7 +88,7 @@ func makeZram(t testing.TB, size int64) {
 	if raw, err := os.ReadFile(sys + "initstate"); err != nil || strings.TrimSpace(string(raw)) != "0" {
 		need.Missing(t, "a zram that nobody uses")
 	}
-	set("comp_algorithm", "lz4")
+	os.WriteFile(sys+"comp_algorithm", []byte("lz4"), 0) // else the kernel's default
 	set("disksize", strconv.FormatInt(size, 10))
 	t.Cleanup(func() { os.WriteFile(sys+"reset", []byte("1"), 0) })
 	f, err := os.OpenFile("/dev/zram0", os.O_WRONLY, 0)
@@ -188,11 +202,15 @@ func startIn(t testing.TB, dir string) sentrytest.Sandbox {
 // hold starts the process.
 func (s *guest) hold(mib int) {
 	s.Helper()
-	path := filepath.Join(s.TempDir(), "hold")
-	build := exec.Command("go", "build", "-o", path, "./testdata/hold")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		s.Fatalf("%v: %s", err, out)
+	// A machine without Go, as a guest of e2e/vm, has it ready.
+	path, err := exec.LookPath("quarry-test-hold")
+	if err != nil {
+		path = filepath.Join(s.TempDir(), "hold")
+		build := exec.Command("go", "build", "-o", path, "./testdata/hold")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			s.Fatalf("%v: %s", err, out)
+		}
 	}
 	program, err := os.Open(path)
 	if err != nil {

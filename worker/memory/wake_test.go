@@ -47,7 +47,7 @@ func TestAGuestThatWaitsGivesItsMemoryAndGetsItBack(t *testing.T) {
 // What is wanted is taken, not all.
 func TestAPartIsTaken(t *testing.T) {
 	const mib = 128
-	swapOn(t, "file", 2*mib<<20)
+	anySwap(t, 2*mib<<20)
 	s := startGuest(t, mib)
 	s.pause()
 	var w memory.Waiting

@@ -1,0 +1,47 @@
+package vm_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"quarry/e2e/vm"
+	"quarry/internal/need"
+)
+
+// memoryScript runs worker/memory's tests with real sandboxes: the guest has version 2
+// of control groups, and swap on zram.
+const memoryScript = `
+set -eu
+cp /host/tools/* /bin/
+cd /tmp
+export REQUIRE_ALL=1
+memory.test -test.v -test.timeout 10m -test.run 'TestAGuestThatWaits.*/zram|TestAPart|TestAKilled|TestAWatch|TestHoles'
+`
+
+// TestMemoryOfWaitingSandboxes takes the memory of a paused sandbox and brings it back
+// on the kernels that people have, with memory.reclaim.
+func TestMemoryOfWaitingSandboxes(t *testing.T) {
+	kernels := []*vm.Kernel{kernel(t, vm.Linux6_1), kernel(t, vm.Linux6_12)}
+	dir := t.TempDir()
+	tools := filepath.Join(dir, "tools")
+	check(t, os.Mkdir(tools, 0o755))
+	copyFile(t, need.Tool(t, "runsc"), filepath.Join(tools, "runsc"))
+	for name, args := range map[string][]string{
+		"memory.test":      {"test", "-c", "quarry/worker/memory"},
+		"quarry-test-hold": {"build", "quarry/worker/memory/testdata/hold"},
+	} {
+		cmd := exec.CommandContext(t.Context(), "go", append(args[:len(args)-1:len(args)-1], "-o", filepath.Join(tools, name), args[len(args)-1])...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", name, err, out)
+		}
+	}
+	for _, k := range kernels {
+		t.Run(k.Suite, func(t *testing.T) {
+			t.Parallel()
+			runGuest(t, vm.Machine{Kernel: k, Share: dir, Script: memoryScript, Modules: []string{"lzo-rle", "zram"}})
+		})
+	}
+}
