@@ -51,6 +51,69 @@ func TestNeverReached(t *testing.T) {
 	}
 }
 
+// TestNodesResolver has the port of names open on the node: the guest's own answerer
+// is the only one that it reaches there.
+func TestNodesResolver(t *testing.T) {
+	lab(t)
+	n := open(t, network.Config{})
+	g, other := take(t, n, "a", sandbox.Rule{CIDR: "0.0.0.0/0"}), take(t, n, "b", sandbox.Rule{CIDR: "0.0.0.0/0"})
+	c, err := net.ListenPacket("udp4", nodeAddr+":53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if conn := g.udp(t, nodeAddr+":53"); exchangeOnly(conn) && heard(c) {
+		t.Error("the node's resolver is reached")
+	}
+	if err := exchange(g.udp(t, other.Gateway.String()+":53")); err == nil {
+		t.Error("another guest's answerer is reached")
+	}
+	if got := other.State().Denied; got > 0 {
+		t.Errorf("%d packets of another guest were counted", got)
+	}
+	g.refused(t, "a.example")
+}
+
+// exchangeOnly sends and does not wait.
+func exchangeOnly(c net.Conn) bool {
+	_, err := c.Write([]byte("ping"))
+	return err == nil
+}
+
+// TestOptions has a frame whose options name where it is to go.
+func TestOptions(t *testing.T) {
+	w := lab(t)
+	n := open(t, network.Config{})
+	g := take(t, n, "a", sandbox.Rule{CIDR: hostA})
+	link, err := netlink.LinkByName(g.Veth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"all", g.Veth} { // a node that takes what nobody should
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+name+"/accept_source_route", []byte("1"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer os.WriteFile("/proc/sys/net/ipv4/conf/all/accept_source_route", []byte("0"), 0)
+	c := w.listen(t, hostB+":53")
+	// A question to the gateway, with a loose source route to a host that is not allowed.
+	plain := datagram(g.Addr, g.Gateway, 53)
+	b := append(append(append([]byte{}, plain[:20]...), append([]byte{131, 7, 4}, append(netip.MustParseAddr(hostB).AsSlice(), 0)...)...), plain[20:]...)
+	b[0], b[3], b[10], b[11] = 0x47, byte(len(b)), 0, 0
+	sum := uint32(0)
+	for i := 0; i < 28; i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	binary.BigEndian.PutUint16(b[10:], ^uint16(sum+sum>>16))
+	frame(t, g.NetnsPath, unix.ETH_P_IP, link.Attrs().HardwareAddr, b)
+	if heard(c) {
+		t.Error("a source route leads to a host that is not allowed")
+	}
+	if g.State().Denied != 1 {
+		t.Errorf("got %+v, want one denied packet", g.State())
+	}
+}
+
 func TestPrivateByItsOwnRule(t *testing.T) {
 	lab(t)
 	n := open(t, network.Config{})

@@ -58,7 +58,7 @@ func (l *Link) ResolvConf() []byte {
 
 // record is what the file of this sandbox has to say. The caller holds mu.
 func (l *Link) record() record {
-	r := record{ID: l.ID, Slot: l.slot.name, Policy: l.policy, Generation: l.generation, Revision: l.rules.rev}
+	r := record{ID: l.ID, Slot: l.slot.name, Gateway: l.slot.gateway, Policy: l.policy, Generation: l.generation, Revision: l.rules.rev}
 	for p, t := range l.names.at {
 		r.Names = append(r.Names, recordName{p, t})
 	}

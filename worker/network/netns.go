@@ -148,13 +148,14 @@ func (s *slot) plug(mtu int) error {
 
 func (s *slot) plugHost(guest net.HardwareAddr) error {
 	for name, value := range map[string]string{
-		"net/ipv6/conf/" + s.veth + "/disable_ipv6":     "1",
-		"net/ipv4/conf/" + s.veth + "/rp_filter":        "1",
-		"net/ipv4/conf/" + s.veth + "/forwarding":       "1",
-		"net/ipv4/conf/" + s.veth + "/proxy_arp":        "0",
-		"net/ipv4/conf/" + s.veth + "/send_redirects":   "0",
-		"net/ipv4/conf/" + s.veth + "/accept_redirects": "0",
-		"net/ipv4/conf/" + s.veth + "/route_localnet":   "0",
+		"net/ipv6/conf/" + s.veth + "/disable_ipv6":        "1",
+		"net/ipv4/conf/" + s.veth + "/rp_filter":           "1",
+		"net/ipv4/conf/" + s.veth + "/forwarding":          "1",
+		"net/ipv4/conf/" + s.veth + "/proxy_arp":           "0",
+		"net/ipv4/conf/" + s.veth + "/send_redirects":      "0",
+		"net/ipv4/conf/" + s.veth + "/accept_redirects":    "0",
+		"net/ipv4/conf/" + s.veth + "/route_localnet":      "0",
+		"net/ipv4/conf/" + s.veth + "/accept_source_route": "0",
 	} {
 		if err := sysctl(name, value); err != nil {
 			return err

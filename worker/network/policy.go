@@ -11,12 +11,14 @@ import (
 	"quarry/worker/sandbox"
 )
 
-// What a policy may have. 256 rules of 64 ports are 16384 elements of a set, which
-// one transaction of nftables takes.
+// What a policy may have.
 const (
 	maxRules = 256
 	maxPorts = 64
 	maxPairs = 4096 // destination ranges times ports, of all rules together
+	// Ports of all rules with a name together: an address that is answered has an
+	// element for each.
+	maxNamePorts = 64
 )
 
 // never holds what no sandbox reaches, whatever its policy says: this host, links,
@@ -85,6 +87,15 @@ func compile(p sandbox.Policy, refuse []netip.Prefix, own func(netip.Addr) bool)
 		if err := c.add(r, refuse, own); err != nil {
 			return nil, fmt.Errorf("%w: network rule %d: %w", sandbox.ErrInvalid, i+1, err)
 		}
+	}
+	named := map[port]bool{}
+	for _, h := range c.hosts {
+		for _, p := range h.ports {
+			named[p] = true
+		}
+	}
+	if len(named) > maxNamePorts {
+		return nil, fmt.Errorf("%w: a network policy with %d ports of names; %d are the most", sandbox.ErrInvalid, len(named), maxNamePorts)
 	}
 	pairs := 0
 	for k, s := range c.spans {

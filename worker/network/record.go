@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 type record struct {
 	ID         string         `json:"id"`
 	Slot       string         `json:"slot"`
+	Gateway    netip.Addr     `json:"gateway,omitzero"`
 	Policy     sandbox.Policy `json:"policy"`
 	Generation int64          `json:"generation"`
 	Revision   int64          `json:"revision"`

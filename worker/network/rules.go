@@ -121,7 +121,7 @@ func (t *table) baseChains(pool netip.Prefix) []baseChain {
 		// The node itself: nothing but questions for names, to the address that the
 		// guest's chain let them through to.
 		chain("node", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
-			rule(ask(t.fromOurs(), 2), verdict(expr.VerdictAccept)),
+			rule(ask(t.fromOurs(), 2), loadDest(reg0), within(pool, reg0), verdict(expr.VerdictAccept)),
 			rule(dispatch(expr.MetaKeyIIFNAME, mapDeny)), rule(t.fromOurs(), drop)),
 		// What another program's translation made of a destination is judged again.
 		chain("through", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter,
@@ -304,6 +304,8 @@ func (r *ruleset) out(has map[string]bool) [][]expr.Any {
 	ask := rule(loadDest(reg0), equal(reg0, r.slot.gateway.AsSlice()), protocol(protoUDP), loadPort(reg0, 2), equal(reg0, []byte{0, 53}))
 	out := [][]expr.Any{
 		rule(loadSource(reg0), differs(reg0, r.slot.guest.AsSlice()), drop),
+		// Options can route a packet elsewhere than to its destination.
+		rule(headerWords(), differs(reg0, []byte{5}), drop),
 		rule(ask, limit(askPerSecond, askBurst), accept),
 		rule(ask, drop),
 		rule(loadDest(reg0), in(setNever, reg0), deny),

@@ -50,7 +50,7 @@ func bundle(t *testing.T, l *network.Link, script string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, applet := range []string{"sh", "nc", "grep", "ping", "ip", "sleep", "nslookup"} {
+	for _, applet := range []string{"sh", "nc", "grep", "ping", "ip", "sleep", "nslookup", "dd", "head", "wc"} {
 		if err := os.Symlink("busybox", filepath.Join(root, "bin", applet)); err != nil {
 			t.Fatal(err)
 		}
@@ -122,6 +122,7 @@ func TestGuest(t *testing.T) {
 		{"echo ping | nc -w 1 " + hostB + " 9000 | grep ping", false},
 		{"echo ping | nc -w 1 " + nodeAddr + " 80 | grep ping", false},
 		{"echo ping | nc -w 1 " + g.Gateway.String() + " 80 | grep ping", false},
+		{"dd if=/dev/zero bs=64k count=100 | nc -w 1 " + hostB + " 80 | head -c 6553600 | wc -c | grep 6553600", true}, // in segments of any size
 		{"ping -c 1 -W 1 " + hostB, false},
 		{"ip addr add 10.231.9.9/24 dev eth0 && ip addr del " + g.Addr.String() + "/31 dev eth0; ip addr; echo ping | nc -w 1 " + hostB + " 80 | grep ping", false},
 	}

@@ -39,6 +39,9 @@ func (n *Network) Adopt(ctx context.Context, id string) (*Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrUnknown, err)
 	}
+	if s.gateway != r.Gateway {
+		return nil, fmt.Errorf("%w: the network of %s is of another range than %s, with the gateway %s", sandbox.ErrUnknown, id, n.cfg.Range, r.Gateway)
+	}
 	if !isNamespace(s.path) {
 		return nil, fmt.Errorf("%w: the namespace of %s is gone", sandbox.ErrUnknown, id)
 	}

@@ -215,6 +215,14 @@ const icmpProhibited = 13
 // ofNode matches packets that came from no interface: the node made them.
 func ofNode() match { return append(loadMeta(expr.MetaKeyIIF, reg0), equal(reg0, make([]byte, 4))...) }
 
+// headerWords loads the length of an IPv4 header: 5 is one without options.
+func headerWords() match {
+	return match{
+		&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseNetworkHeader, Offset: 0, Len: 1},
+		&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 1, Mask: []byte{0x0f}, Xor: []byte{0}},
+	}
+}
+
 // tcpReset matches segments with the flag RST.
 func tcpReset() match {
 	return match{
