@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"quarry/api/sandboxes"
 	"quarry/api/sandboxes/client"
 	"quarry/worker/sandbox"
 )
@@ -412,8 +413,8 @@ func TestLifetimesAreKept(t *testing.T) {
 		check(t, err)
 		more = append(more, sb.ID)
 	}
-	var full *sandbox.Busy
-	if _, err := c.Create(ctx, spec, ""); !errors.As(err, &full) || full.RetryAfter <= 0 {
+	var full *sandboxes.Error
+	if _, err := c.Create(ctx, spec, ""); !errors.Is(err, sandbox.ErrCapacity) || !errors.As(err, &full) || full.RetryAfter <= 0 {
 		t.Errorf("one too many: got %v", err)
 	}
 	for _, id := range append(more, ids[0]) {

@@ -310,8 +310,8 @@ func TestStartsThatAreGivenUp(t *testing.T) {
 	}
 }
 
-// What the holder keeps for its sandbox is let go with the sandbox, not before and
-// not after.
+// What the holder keeps for its sandbox is let go with the holder, and not before: who
+// asks how the sandbox ended needs it as well.
 func TestWhatAHolderKeeps(t *testing.T) {
 	c := config(t)
 	path := filepath.Join(filepath.Dir(c.Dir), "lock")
@@ -337,8 +337,14 @@ func TestWhatAHolderKeeps(t *testing.T) {
 	if _, err := r.c.End(r.ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Errorf("after the end: %v", err)
+	}
+	if err := r.c.Release(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil { // it is on its way out
+		t.Errorf("after the release: %v", err)
 	}
 }
 

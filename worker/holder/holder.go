@@ -56,8 +56,9 @@ type Config struct {
 	// the first process is a sleeper of the holder's own, whatever args say; they
 	// must have one element.
 	Entrypoint bool
-	// Keep is inherited by the holder and closed when the sandbox has ended: the lock
-	// of what must be there as long, such as the mount of its image. It may be nil.
+	// Keep is inherited by the holder and closed when the holder ends, after Release:
+	// the lock of what must be there as long, such as the mount of its image, which
+	// tells how many reads failed. It may be nil.
 	Keep *os.File
 	// MaxOutput is kept of each stream of an exec that names no limit; 0 is 16 MiB.
 	MaxOutput int64

@@ -78,6 +78,9 @@ func Main(stdin, stdout *os.File, log *slog.Logger) error {
 	// Who asked may be gone; the sandbox is not.
 	_ = say(stdout, answer{}, started{Spawn: spawned.Sub(begun).Microseconds(), Runsc: time.Since(spawned).Microseconds()})
 	s.stay()
+	if b.keep != nil {
+		b.keep.Close()
+	}
 	return os.Remove(socketPath(c.Dir))
 }
 

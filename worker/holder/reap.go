@@ -122,9 +122,6 @@ func (b *box) finish(end Ended) {
 	if b.socket != "" {
 		os.Remove(b.socket) // runsc makes it elsewhere when the folder's path is long
 	}
-	if b.keep != nil {
-		b.keep.Close()
-	}
 	b.mu.Lock()
 	b.end = end
 	b.mu.Unlock()
