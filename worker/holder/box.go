@@ -30,6 +30,7 @@ type box struct {
 	maxOutput int64
 	log       *slog.Logger
 	keep      *os.File
+	journal   *journal
 	sentry    *sentry.Client
 	socket    string // the Sentry's
 	state     State  // what does not change

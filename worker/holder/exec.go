@@ -191,12 +191,7 @@ func (b *box) enter(s sandbox.ExecSpec) (x *execution, made bool, err error) {
 // journal writes the exec's record. When that cannot be done, as on a full disk, the
 // holder itself still knows.
 func (x *execution) journal(st sandbox.ExecState) {
-	dir := execDir(x.box.dir, st.ID)
-	err := os.MkdirAll(dir, 0o700)
-	if err == nil {
-		err = writeRecord(filepath.Join(dir, "exec.json"), execRecord{execFormat, x.number, x.sum, st})
-	}
-	if err != nil {
+	if err := x.box.journal.add(execRecord{execFormat, x.number, x.sum, st}); err != nil {
 		x.box.log.Warn("exec not recorded", "exec", st.ID, "err", err)
 	}
 }

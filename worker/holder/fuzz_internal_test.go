@@ -37,6 +37,55 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
+// FuzzJournal reads any bytes as a journal. What it finds, a journal of it has too.
+func FuzzJournal(f *testing.F) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
+	line := func(n int64, id, state string) []byte {
+		return append(marshal(execRecord{execFormat, n, "sum", sandbox.ExecState{ID: id, State: state, Started: now}}), '\n')
+	}
+	f.Add(bytes.Join([][]byte{line(1, "a", sandbox.ExecStarting), line(2, "b", sandbox.ExecStarting), line(1, "a", sandbox.ExecExited)}, nil))
+	f.Add(append(line(1, "a", sandbox.ExecStarting)[:40], append([]byte("\n"), line(3, "b", sandbox.ExecStarting)...)...))
+	f.Add(append(line(1, "a", sandbox.ExecStarting), line(1, "b", sandbox.ExecStarting)...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		states, _ := readJournal(bytes.NewReader(b))
+		var again []byte
+		for i, st := range states {
+			again = append(again, marshal(execRecord{execFormat, int64(i + 1), "", st})...)
+			again = append(again, '\n')
+		}
+		same, err := readJournal(bytes.NewReader(again))
+		if err != nil || !bytes.Equal(marshal(same), marshal(states)) {
+			t.Errorf("%q: %v", b, err)
+		}
+	})
+}
+
+// A line that did not fit spoils no other.
+func TestATornJournal(t *testing.T) {
+	dir := t.TempDir()
+	j, err := openJournal(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := func(n int64, id string) execRecord {
+		return execRecord{execFormat, n, "sum", sandbox.ExecState{ID: id, State: sandbox.ExecExited, Started: time.Now().UTC().Round(0)}}
+	}
+	if err := j.add(rec(1, "a")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.f.Write(marshal(rec(2, "b"))[:50]); err != nil {
+		t.Fatal(err)
+	}
+	j.torn = true
+	if err := j.add(rec(3, "c")); err != nil {
+		t.Fatal(err)
+	}
+	states, err := ReadExecs(dir)
+	if err == nil || len(states) != 2 || states[0].ID != "a" || states[1].ID != "c" {
+		t.Errorf("%+v, %v", states, err)
+	}
+}
+
 // FuzzMessage sends any bytes to what reads messages: it takes what send would
 // write, and nothing else.
 func FuzzMessage(f *testing.F) {

@@ -8,7 +8,8 @@
 //	holder.sock    where Connect finds it
 //	holder.json    what it runs, and since when it runs
 //	ended.json     how the sandbox ended
-//	exec/x<exec>/  exec.json, and the files stdout and stderr with what is kept
+//	execs          the journal of execs, a line when one is to start and when it has ended
+//	exec/x<exec>/  the files stdout and stderr with what is kept of one's output
 //	init/          the same two files of the sandbox's first process
 //	runsc/         runsc's --root
 //	runsc.log      what runsc and the Sentry had to say     holder.log  the holder

@@ -52,6 +52,9 @@ func Main(stdin, stdout *os.File, log *slog.Logger) error {
 		return fmt.Errorf("config: %w", err)
 	}
 	b := newBox(c, log, keptFile())
+	if b.journal, err = openJournal(c.Dir); err != nil {
+		return say(stdout, refuse(err), started{})
+	}
 	l, err := listen(c.Dir)
 	if err != nil {
 		return say(stdout, refuse(err), started{})

@@ -1,6 +1,7 @@
 package holder
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,8 +12,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
+	"sync"
 
 	"quarry/internal/strictjson"
 	"quarry/worker/sandbox"
@@ -34,7 +35,7 @@ type runRecord struct {
 	State  State  `json:"state"`
 }
 
-// execRecord is one exec. It is written before the exec starts and when it has
+// execRecord is one exec: a line of the journal, before it starts and when it has
 // ended.
 type execRecord struct {
 	Format string            `json:"format"`
@@ -160,35 +161,85 @@ func ReadEnded(dir string) (Ended, error) {
 	return r.Ended, err
 }
 
+// journal is the file of the execs' records, a line each. An exec costs two
+// writes: folders and renames take milliseconds on a busy disk. It is not synced, as
+// other records are not.
+type journal struct {
+	mu   sync.Mutex // guards what follows
+	f    *os.File
+	torn bool // the last line is not whole
+}
+
+func journalPath(dir string) string { return filepath.Join(dir, "execs") }
+
+func openJournal(dir string) (*journal, error) {
+	f, err := os.OpenFile(journalPath(dir), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
+	return &journal{f: f}, err
+}
+
+func (j *journal) add(r execRecord) error {
+	line := append(marshal(r), '\n')
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.torn {
+		line = append([]byte("\n"), line...)
+	}
+	n, err := j.f.Write(line)
+	if n > 0 {
+		j.torn = n < len(line)
+	}
+	return err
+}
+
 // ReadExecs reads the records of a sandbox's execs from its folder, in order of
-// their start. One that had not ended when its holder was lost is ExecUnknown. A
-// record that cannot be read is passed over and makes an error beside the others.
+// their start. One that had not ended when its holder was lost is ExecUnknown.
+// Lines that cannot be read are passed over and make an error beside the others.
 func ReadExecs(dir string) ([]sandbox.ExecState, error) {
-	entries, err := os.ReadDir(filepath.Join(dir, "exec"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	f, err := os.Open(journalPath(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
 		return nil, err
 	}
-	var records []execRecord
-	var bad error
-	for _, e := range entries {
-		r, err := readRecord[execRecord](filepath.Join(dir, "exec", e.Name(), "exec.json"))
-		if err != nil {
-			bad = errors.Join(bad, err)
-			continue
+	defer f.Close()
+	states, err := readJournal(f)
+	for i := range states {
+		st := &states[i]
+		if st.State == sandbox.ExecStarting || st.State == sandbox.ExecRunning {
+			lose(st, "the holder of the sandbox was lost")
+			st.Stdout = sandbox.Output{Kept: sizeOf(dir, st.ID, "stdout"), Closed: true}
+			st.Stderr = sandbox.Output{Kept: sizeOf(dir, st.ID, "stderr"), Closed: true}
 		}
-		if r.State.State == sandbox.ExecStarting || r.State.State == sandbox.ExecRunning {
-			lose(&r.State, "the holder of the sandbox was lost")
-			r.State.Stdout.Kept, r.State.Stderr.Kept = sizeOf(dir, r.State.ID, "stdout"), sizeOf(dir, r.State.ID, "stderr")
-			r.State.Stdout.Closed, r.State.Stderr.Closed = true, true
+	}
+	return states, err
+}
+
+// readJournal reads the last record of each exec.
+func readJournal(r io.Reader) (states []sandbox.ExecState, bad error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxRecord)
+	at := map[int64]int{} // by number
+	for lines.Scan() {
+		line := lines.Bytes()
+		if len(line) == 0 {
+			continue // after one that was torn
 		}
-		records = append(records, r)
+		rec, err := decodeRecord[execRecord](line)
+		i, known := at[rec.Number]
+		switch {
+		case err != nil:
+			bad = fmt.Errorf("a record of an exec: %w", err)
+		case known && states[i].ID == rec.State.ID:
+			states[i] = rec.State
+		case !known && rec.Number >= 1 && len(states) < MaxExecs && ValidExecID(rec.State.ID):
+			at[rec.Number] = len(states)
+			states = append(states, rec.State)
+		default:
+			bad = fmt.Errorf("a record of exec %d, which is none", rec.Number)
+		}
 	}
-	slices.SortFunc(records, func(a, b execRecord) int { return int(a.Number - b.Number) })
-	states := make([]sandbox.ExecState, 0, len(records))
-	for _, r := range records {
-		states = append(states, r.State)
-	}
-	return states, bad
+	return states, errors.Join(bad, lines.Err())
 }
 
 // sizeOf is what is kept of a stream of an exec whose holder did not say.
