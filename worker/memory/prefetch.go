@@ -32,6 +32,7 @@ type Piece struct {
 type Fetched struct {
 	Bytes int64 // brought back
 	Took  time.Duration
+	Rest  bool // more is being brought back, while the guest runs
 }
 
 // Fetch brings back what is not in memory of the pieces, and returns when it is there,
@@ -39,31 +40,47 @@ type Fetched struct {
 // behind then; it ends with the device's own deadline. An error is no reason not to run
 // the guest: what is missing comes when the guest touches it.
 func Fetch(ctx context.Context, pieces ...Piece) (Fetched, error) {
-	begun := time.Now()
-	f := fetch{ctx: ctx, parts: make(chan Piece), ahead: swapOnDisk()}
+	f := startFetch(ctx, pieces)
+	got, err := f.wait(ctx)
+	if got.Rest {
+		err = errors.Join(err, context.Cause(ctx))
+	}
+	return got, err
+}
+
+// startFetch begins to bring back pieces, until ctx ends.
+func startFetch(ctx context.Context, pieces []Piece) *fetch {
+	f := &fetch{ctx: ctx, begun: time.Now(), done: make(chan struct{}), parts: make(chan Piece), ahead: swapOnDisk()}
 	var workers sync.WaitGroup
 	for range threads {
 		workers.Go(f.work)
 	}
-	done := make(chan struct{})
 	go func() { // ends with the workers, whose reads the device ends
-		defer close(done)
+		defer close(f.done)
+		f.deal(pieces)
+		close(f.parts)
 		workers.Wait()
 	}()
-	f.deal(pieces)
-	close(f.parts)
+	return f
+}
+
+// wait waits for the end, or that of ctx.
+func (f *fetch) wait(ctx context.Context) (Fetched, error) {
+	rest := false
 	select {
-	case <-done:
+	case <-f.done:
 	case <-ctx.Done():
-		f.fail(context.Cause(ctx))
+		rest = true
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return Fetched{Bytes: f.bytes.Load(), Took: time.Since(begun)}, f.err
+	return Fetched{Bytes: f.bytes.Load(), Took: time.Since(f.begun), Rest: rest}, f.err
 }
 
 type fetch struct {
 	ctx   context.Context
+	begun time.Time
+	done  chan struct{}
 	ahead bool       // swap is on a disk
 	parts chan Piece // of one range each
 	bytes atomic.Int64

@@ -42,6 +42,7 @@ const (
 type Waiting struct {
 	mu   sync.Mutex
 	list map[string]*waiter
+	rest map[string]context.CancelFunc // ends what is still being brought back
 }
 
 // waiter is a sandbox that waits. What stands below mu belongs to who holds it.
@@ -70,9 +71,18 @@ func (w *Waiting) Add(s Sandbox, paused, until time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.list == nil {
-		w.list = map[string]*waiter{}
+		w.list, w.rest = map[string]*waiter{}, map[string]context.CancelFunc{}
 	}
+	w.endRest(s.ID)
 	w.list[s.ID] = n
+}
+
+// endRest ends what is being brought back for a sandbox. Called with mu held.
+func (w *Waiting) endRest(id string) {
+	if end := w.rest[id]; end != nil {
+		end()
+		delete(w.rest, id)
+	}
 }
 
 // take takes a sandbox out and waits until nobody reclaims from it.
@@ -80,6 +90,7 @@ func (w *Waiting) take(id string) *waiter {
 	w.mu.Lock()
 	n := w.list[id]
 	delete(w.list, id)
+	w.endRest(id)
 	w.mu.Unlock()
 	if n == nil {
 		return nil
@@ -95,14 +106,31 @@ func (w *Waiting) take(id string) *waiter {
 func (w *Waiting) Drop(id string) { w.take(id) }
 
 // Wake takes a sandbox out that is about to be resumed, ends a reclaim under way and
-// brings back what was taken. It is resumed whatever is returned: what is missing
-// comes when the guest touches it. One that is not there needs nothing.
+// brings back what was taken. When ctx ends first, the sandbox is to be resumed all the
+// same, and the rest is brought back while it runs, until it is paused again or has
+// ended. It is resumed whatever is returned: what is missing comes when the guest
+// touches it. One that is not there needs nothing.
 func (w *Waiting) Wake(ctx context.Context, id string) (Fetched, error) {
 	n := w.take(id)
 	if n == nil {
 		return Fetched{}, nil
 	}
-	return Fetch(ctx, n.taken()...)
+	going, end := context.WithCancel(context.WithoutCancel(ctx))
+	f := startFetch(going, n.taken())
+	got, err := f.wait(ctx)
+	if !got.Rest {
+		end()
+		return got, err
+	}
+	w.mu.Lock()
+	w.endRest(id)
+	w.rest[id] = end
+	w.mu.Unlock()
+	go func() { // ends with the fetch, which Add and Drop end
+		<-f.done
+		end()
+	}()
+	return got, err
 }
 
 // taken lists what a reclaim has taken, or was left without by others since.

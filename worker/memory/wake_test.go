@@ -1,6 +1,7 @@
 package memory_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -63,6 +64,67 @@ func TestAPartIsTaken(t *testing.T) {
 	t.Logf("taken %d MiB in %v, back %d MiB in %v", took[0].Bytes()>>20, took[0].Took, got.Bytes>>20, got.Took)
 	s.resume()
 	s.ask("sum")
+}
+
+// When swap is full, what fits is taken, and the guest lives on.
+func TestFullSwapTakesWhatFits(t *testing.T) {
+	const mib = 128
+	anySwap(t, 40<<20)
+	s := startGuest(t, mib)
+	before := s.ask("sum")
+	s.pause()
+	var w memory.Waiting
+	w.Add(s.sandbox("one"), time.Now(), time.Time{})
+	took := w.Reclaim(t.Context(), 1<<40)
+	if n := took[0].Bytes(); took[0].Err != nil || n < 30<<20 || n > 45<<20 {
+		t.Errorf("took %+v with 40 MiB of swap", took)
+	}
+	if _, err := w.Wake(t.Context(), "one"); err != nil {
+		t.Error(err)
+	}
+	s.resume()
+	if after := s.ask("sum"); after != before {
+		t.Errorf("the guest's memory has sum %s, had %s", after, before)
+	}
+}
+
+// A wake that may take no time resumes at once; the rest comes while the guest runs, and
+// ends when it is paused again.
+func TestTheRestComesWhileTheGuestRuns(t *testing.T) {
+	const mib = 128
+	anySwap(t, 2*mib<<20)
+	s := startGuest(t, mib)
+	before := s.ask("sum")
+	for range 3 {
+		s.pause()
+		var w memory.Waiting
+		w.Add(s.sandbox("one"), time.Now(), time.Time{})
+		w.Reclaim(t.Context(), 1<<40)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		got, err := w.Wake(ctx, "one")
+		cancel()
+		if err != nil || !got.Rest {
+			t.Errorf("brought back %+v, %v", got, err)
+		}
+		s.resume()
+		for end := time.Now().Add(time.Minute); s.held().Shmem < mib<<20*9/10; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("held %+v: the rest does not come", s.held())
+			}
+		}
+		s.pause()
+		w.Add(s.sandbox("one"), time.Now(), time.Time{})
+		w.Reclaim(t.Context(), 1<<40)
+		ctx, cancel = context.WithTimeout(t.Context(), time.Millisecond)
+		w.Wake(ctx, "one")
+		cancel()
+		w.Add(s.sandbox("one"), time.Now(), time.Time{}) // ends the rest
+		w.Drop("one")
+		s.resume()
+	}
+	if after := s.ask("sum"); after != before {
+		t.Errorf("the guest's memory has sum %s, had %s", after, before)
+	}
 }
 
 // BenchmarkWake is how long a guest of 200 MiB needs until it has touched all of its

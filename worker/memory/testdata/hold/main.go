@@ -46,6 +46,8 @@ func main() {
 				sink += b[at]
 			}
 			fmt.Println(time.Since(begun).Microseconds())
+		case "hello":
+			fmt.Println("hello")
 		case "sum":
 			fmt.Printf("%x\n", sha256.Sum256(b))
 		}
