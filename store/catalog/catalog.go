@@ -335,6 +335,7 @@ func (c *Catalog) readNext(ctx context.Context) ([]byte, error) {
 func (c *Catalog) apply(e Entry, b []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.state.entry = c.next
 	e.apply(c.state)
 	c.next++
 	c.last = chunk.Sum(b)

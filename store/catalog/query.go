@@ -106,6 +106,18 @@ func (c *Catalog) Name(repo, tag string) (Name, bool) {
 	return c.state.name(repo, tag)
 }
 
+// NameEntry returns the number of the journal entry that has bound the name to what it
+// is bound to; 0 when there is no such name.
+func (c *Catalog) NameEntry(repo, tag string) uint64 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	n, ok := c.state.names[nameKey{repo, tag}]
+	if !ok || n.deleted {
+		return 0
+	}
+	return n.entry
+}
+
 // Serial returns the highest serial that was used for the name, deleted or not;
 // 0 when none was. The next SetName needs a higher one.
 func (c *Catalog) Serial(repo, tag string) uint64 {

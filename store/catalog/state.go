@@ -12,7 +12,8 @@ type state struct {
 	packs     map[chunk.Digest]packState
 	packCount uint64 // of all packs added so far
 	names     map[nameKey]nameState
-	epoch     Epoch // the last one; zero before the first
+	entry     uint64 // of the journal that is applied
+	epoch     Epoch  // the last one; zero before the first
 
 	clock   int64                     // of the last Clock; 0 before the first
 	left    map[chunk.Digest]int64    // clock when a source lost a name or its pin
@@ -34,7 +35,8 @@ type nameKey struct{ repo, tag string }
 type nameState struct {
 	name    Name // with the highest serial ever used
 	deleted bool
-	since   int64 // clock when it was bound
+	since   int64  // clock when it was bound
+	entry   uint64 // of the journal that bound it
 }
 
 func newState() *state {
@@ -93,7 +95,7 @@ func (e Name) apply(s *state) {
 	if before, ok := s.name(e.Repo, e.Tag); ok && before.Source != e.Source {
 		s.left[before.Source] = s.clock
 	}
-	s.names[nameKey{e.Repo, e.Tag}] = nameState{name: e, since: s.clock}
+	s.names[nameKey{e.Repo, e.Tag}] = nameState{name: e, since: s.clock, entry: s.entry}
 }
 
 func (e NameDeleted) follows(s *state) error {

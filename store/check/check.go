@@ -171,11 +171,16 @@ func (c *checker) checkNames(ctx context.Context) {
 		}
 		u := nameUser(n)
 		if n.Statement == nil {
-			c.unsigned("log/", "the name", u)
+			c.unsigned(c.entryOf(n), "the name", u)
 		} else if err := c.nameStatement(n); err != nil {
-			c.tell(Problem{Kind: "name", Object: "log/", Message: fmt.Sprintf("%v; convert the image again", err), Images: u.list()})
+			c.tell(Problem{Kind: "name", Object: c.entryOf(n), Message: fmt.Sprintf("%v; convert the image again", err), Images: u.list()})
 		}
 	}
+}
+
+// entryOf returns the object with the journal entry of a name.
+func (c *checker) entryOf(n catalog.Name) string {
+	return fmt.Sprintf("log/%020d", c.cfg.Catalog.NameEntry(n.Repo, n.Tag))
 }
 
 // unconverted tells of a named source without an image: a state when its manifest

@@ -2,6 +2,7 @@ package check_test
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -147,6 +148,20 @@ func TestASignatureOfAnotherKeyIsAProblem(t *testing.T) {
 	kinds := map[string]bool{}
 	for _, p := range found {
 		kinds[p.Kind] = true
+	}
+	entry := ""
+	for e, err := range w.bucket.Read(t.Context(), 1) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(e.Data, []byte(`"tag":"v1"`)) {
+			entry = fmt.Sprintf("log/%020d", e.N)
+		}
+	}
+	for _, p := range found {
+		if p.Kind == "name" && p.Object != entry {
+			t.Errorf("the name's entry is said to be %s, want %s", p.Object, entry)
+		}
 	}
 	if !kinds["statement"] || !kinds["name"] {
 		t.Errorf("found %+v, want the image and the name statement", found)
