@@ -193,6 +193,9 @@ func (o *owner) open(ctx context.Context, cfg ownerConfig) (err error) {
 	if err := o.openCatalog(ctx, cfg); err != nil {
 		return err
 	}
+	if err := o.warnOfAnotherKey(ctx); err != nil {
+		return err
+	}
 	if o.index, err = chunkindex.Open(chunkindex.Config{Dir: cfg.dir.index(), Log: cfg.log}); err != nil {
 		return err
 	}

@@ -3,12 +3,18 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"quarry/signer"
+	"quarry/store/catalog"
+	"quarry/store/chunk"
+	"quarry/store/image"
 )
 
 func openAndClose(t *testing.T, cfg ownerConfig) error {
@@ -63,6 +69,55 @@ func TestAnOwnerSignsWithAKeyThatItsFolderTrusts(t *testing.T) {
 	if err := openAndClose(t, unsigned); err != nil {
 		t.Errorf("without signing: %v", err)
 	}
+}
+
+// A data folder that is made anew over the bucket of another makes a key of its own, and
+// nothing would be wrong but that no worker takes what it signs.
+func TestAnotherSigningKeyThanTheBucketsIsSaid(t *testing.T) {
+	at := place{url: bucketURL("file://" + filepath.Join(t.TempDir(), "objects"))}
+	var log bytes.Buffer
+	cfg := ownerConfig{dir: dataDir(t.TempDir()), bucket: at, log: warnings(&log), takeover: time.Millisecond}
+	said := func(want bool, what string) {
+		t.Helper()
+		log.Reset()
+		if err := openAndClose(t, cfg); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(log.String(), "signing.pub of the backup"); got != want {
+			t.Errorf("%s: said %t, want %t: %s", what, got, want, log.String())
+		}
+	}
+	said(false, "an empty store")
+	o, err := openOwner(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := catalog.Name{Repo: "t/x", Tag: "v1", Source: chunk.Sum(nil), Serial: 1}
+	payload, err := image.EncodeNameStatement(image.NameStatement{Repo: n.Repo, Tag: n.Tag, Source: n.Source, Serial: n.Serial, Issued: time.Unix(1e9, 0).UTC()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Statement, err = signer.Envelope{
+		PayloadType: image.NameStatementType, Payload: payload,
+		Signatures: []signer.Signature{signer.Sign(o.signing, image.NameStatementType, payload)},
+	}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(o.catalog.SetName(t.Context(), n), o.close()); err != nil {
+		t.Fatal(err)
+	}
+	said(false, "its own key")
+
+	backup := cfg.dir.keys()
+	cfg.dir = dataDir(t.TempDir())
+	said(true, "a new folder")
+	said(true, "a new folder, started again")
+	if err := os.RemoveAll(cfg.dir.keys()); err != nil {
+		t.Fatal(err)
+	}
+	move(t, backup, cfg.dir.keys())
+	said(false, "with the keys of the backup")
 }
 
 // A damaged key file is damage, and the error names the file and what to do.

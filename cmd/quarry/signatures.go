@@ -26,6 +26,41 @@ func (o *owner) accepted() (signer.Trust, error) {
 	return trust, err
 }
 
+// maxNamesLooked bounds the names that warnOfAnotherKey opens: of a store whose key is
+// here the first one says so.
+const maxNamesLooked = 256
+
+// warnOfAnotherKey says so when the names of the bucket are signed and none of them by a key
+// of this folder, which is what a data folder is like that was made anew, without its keys,
+// over the bucket of another.
+func (o *owner) warnOfAnotherKey(ctx context.Context) error {
+	if o.signing == nil {
+		return nil
+	}
+	trust, err := o.accepted()
+	if err != nil {
+		return err
+	}
+	strange := 0
+	for _, n := range o.catalog.Names() {
+		if n.Statement == nil || strange == maxNamesLooked {
+			continue
+		}
+		if _, _, err := signer.Open(n.Statement, image.NameStatementType, trust); err == nil {
+			return nil
+		}
+		strange++
+	}
+	if strange == 0 {
+		return nil
+	}
+	o.log.WarnContext(ctx, "NO NAME IN THIS BUCKET IS SIGNED BY A KEY OF THIS FOLDER: the signing key here is another than the one that the store had, and workers that trust that one take nothing that this one signs. "+
+		"Stop this node and put the signing.key and signing.pub of the backup back into the keys folder. If the key is lost: give the new signing.pub to the workers (--trust), "+
+		"and have every name signed again, by quarry sign --all --key signing.key --trust OLD.pub where the old public key is still there, or else by pushing or converting the images again",
+		"keys", o.dir.keys(), "key", o.signing.Public().ID(), "names", strange)
+	return nil
+}
+
 // sign takes signatures that were made on another host. A worker would find out about
 // each that is wrong; they are held against the statements here, so that nobody can
 // fill the place of the right ones.
