@@ -32,6 +32,12 @@ type workerRig struct {
 // newWorkerRig converts an image of QUARRY_IMAGES and starts a worker.
 func newWorkerRig(t *testing.T, image string, flags ...string) *workerRig {
 	t.Helper()
+	return newWorkerRigIn(t, "", image, flags...)
+}
+
+// newWorkerRigIn has the worker in a network namespace; "" is this one.
+func newWorkerRigIn(t *testing.T, netns, image string, flags ...string) *workerRig {
+	t.Helper()
 	need.Tool(t, "runsc")
 	r := &workerRig{machine: newMachine(t)}
 	layout := filepath.Join(os.Getenv("QUARRY_IMAGES"), image)
@@ -40,7 +46,7 @@ func newWorkerRig(t *testing.T, image string, flags ...string) *workerRig {
 	}
 	r.quarry("convert", "oci:"+layout, "--data", r.path("d"), "--name", "t/task")
 	r.token = strings.TrimSpace(r.quarry("token", "create", "--tokens", r.path("tokens.json"), "--scope", "run,admin"))
-	r.startWorker(flags...)
+	r.startWorkerIn(netns, flags...)
 	return r
 }
 
@@ -67,6 +73,11 @@ func (r *workerRig) quarry(args ...string) string {
 // startWorker starts a worker of the machine's folder and waits until it serves.
 func (r *workerRig) startWorker(flags ...string) {
 	r.t.Helper()
+	r.startWorkerIn("", flags...)
+}
+
+func (r *workerRig) startWorkerIn(netns string, flags ...string) {
+	r.t.Helper()
 	log, err := os.OpenFile(r.path("worker.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		r.t.Fatal(err)
@@ -74,6 +85,9 @@ func (r *workerRig) startWorker(flags ...string) {
 	defer log.Close()
 	args := append([]string{"worker", "--worker-dir", r.path("w"), "--data", r.path("d"), "--listen", "127.0.0.1:0", "--tokens", r.path("tokens.json"), "--cgroup", "/" + r.group()}, flags...)
 	r.worker = exec.Command(r.path("bin", "quarry"), args...)
+	if netns != "" {
+		r.worker = exec.Command(need.Tool(r.t, "nsenter"), append([]string{"--net=" + netns, r.path("bin", "quarry")}, args...)...)
+	}
 	r.worker.Stderr = log
 	out, err := r.worker.StdoutPipe()
 	if err == nil {
