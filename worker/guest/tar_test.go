@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -149,8 +150,8 @@ func TestWhatGoesDownComesUpTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	f2, _, w2 := newCell(t, guest.Limits{})
-	for range 2 { // once more over what is there
-		if err := f2.TarUp(context.Background(), "/w", guest.Owner{}, bytes.NewReader(b)); err != nil {
+	for _, r := range []io.Reader{bytes.NewReader(b), iotest.DataErrReader(bytes.NewReader(b)), iotest.HalfReader(bytes.NewReader(b))} { // over what is there
+		if err := f2.TarUp(context.Background(), "/w", guest.Owner{}, r); err != nil {
 			t.Fatal(err)
 		}
 		if d := cmp.Diff(tree(t, w2), tree(t, w)); d != "" {
@@ -267,7 +268,7 @@ func TestATarThatIsCutOffIsNoTar(t *testing.T) {
 			continue
 		}
 		f, _, w := newCell(t, guest.Limits{})
-		if err := f.TarUp(context.Background(), "/w", guest.Owner{}, bytes.NewReader(whole[:n])); !errors.Is(err, sandbox.ErrInvalid) {
+		if err := f.TarUp(context.Background(), "/w", guest.Owner{}, iotest.DataErrReader(bytes.NewReader(whole[:n]))); !errors.Is(err, sandbox.ErrInvalid) {
 			t.Errorf("%d of %d bytes: %v", n, len(whole), err)
 		}
 		noLeftovers(t, w)

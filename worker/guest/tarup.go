@@ -49,7 +49,9 @@ type noteEnd struct {
 func (n *noteEnd) Read(p []byte) (int, error) {
 	k, err := n.r.Read(p)
 	if err == io.EOF {
-		n.end = true
+		// Package tar asks for no byte more than the archive has. One that comes with the
+		// last byte was not asked for.
+		n.end = k < len(p)
 	} else if err != nil {
 		n.err = err
 	}
