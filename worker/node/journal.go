@@ -56,10 +56,8 @@ type journal struct {
 	ImageID     chunk.Digest     `json:"image_id,omitzero"`
 	Ref         string           `json:"ref"` // to the image's mount
 	Served      worker.Served    `json:"served"`
-	Unserved    string           `json:"unserved"` // why it is not known who serves the mount
 	Policy      sandbox.Policy   `json:"policy"`
 	Generation  int64            `json:"generation"`
-	Given       []sandbox.Share  `json:"given"` // after the create
 	Timings     map[string]int64 `json:"timings"`
 	Restarts    int64            `json:"restarts"`
 	Cause       *cause           `json:"cause"`

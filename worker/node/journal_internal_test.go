@@ -3,12 +3,14 @@ package node
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"quarry/worker"
 	"quarry/worker/sandbox"
 )
 
@@ -129,4 +131,28 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("another text is the same identity: %q", raw)
 		}
 	})
+}
+
+var update = flag.Bool("update", false, "write the goldens anew")
+
+// TestGolden pins the texts that another version would have to read.
+func TestGolden(t *testing.T) {
+	j := sampleJournal()
+	j.Served = worker.Served{PID: 7, Start: 8, FailedReads: 9}
+	for name, v := range map[string]any{"journal": j, "record": sampleRecord(), "identity": identity{Version: identityVersion, Secret: strings.Repeat("ab", secretBytes), Epoch: 3}} {
+		path := filepath.Join("testdata", name+".golden")
+		got := encode(t, v)
+		if *update {
+			if err := os.MkdirAll("testdata", 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, got, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: got %s, %v", name, got, err)
+		}
+	}
 }
