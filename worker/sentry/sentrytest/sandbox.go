@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -131,6 +132,7 @@ type Sandbox struct {
 	Socket string // the control socket
 	ID     string // of the container
 	PID    int    // of the Sentry
+	dir    string // of all that it has
 }
 
 // Start starts a sandbox whose first process sleeps, and ends it with the test.
@@ -144,16 +146,29 @@ func StartIn(t testing.TB, root string) Sandbox {
 	t.Helper()
 	dir := need.ShortDir(t)
 	Bundle(t, dir, root, "sleep", "1000000")
-	state, pidFile := filepath.Join(dir, "runsc"), filepath.Join(dir, "pid")
-	log := filepath.Join(dir, "runsc.log")
+	t.Cleanup(func() { End(t, dir) })
+	return begin(t, dir, "runsc", "run")
+}
+
+// Restore ends the sandbox and begins it anew from a checkpoint of it.
+func (s Sandbox) Restore(t testing.TB, image string) Sandbox {
+	t.Helper()
+	End(t, s.dir)
+	return begin(t, s.dir, "restored", "restore", "--direct", "--image-path", image)
+}
+
+// begin has runsc start a sandbox of the bundle in dir, with its state in a folder there.
+func begin(t testing.TB, dir, folder string, how ...string) Sandbox {
+	t.Helper()
+	state, pidFile := filepath.Join(dir, folder), filepath.Join(dir, folder+".pid")
+	log := filepath.Join(dir, folder+".log")
+	argv := slices.Concat(Runsc(t, dir), []string{"--root", state, "--log", log}, how, []string{"--detach", "--pid-file", pidFile, "--bundle", dir, "test"})
 	// Its streams stay with the Sentry: a pipe of the test would not end with runsc.
-	argv := append(Runsc(t, dir), "--root", state, "--log", log, "run", "--detach", "--pid-file", pidFile, "--bundle", dir, "test")
 	cmd := exec.Command(argv[0], argv[1:]...)
 	if err := cmd.Run(); err != nil {
 		said, _ := os.ReadFile(log)
 		t.Fatalf("runsc: %v: %s", err, said)
 	}
-	t.Cleanup(func() { End(t, dir) })
 	raw, err := os.ReadFile(pidFile)
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +177,7 @@ func StartIn(t testing.TB, root string) Sandbox {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Sandbox{Socket: filepath.Join(state, "runsc-test.sock"), ID: "test", PID: pid}
+	return Sandbox{Socket: filepath.Join(state, "runsc-test.sock"), ID: "test", PID: pid, dir: dir}
 }
 
 // End kills every process that has the folder in its arguments, which is the
