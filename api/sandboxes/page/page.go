@@ -70,7 +70,7 @@ type row struct {
 // view is what the template shows.
 type view struct {
 	Status sandbox.NodeStatus
-	States []string
+	States []sandbox.State
 	Live   []row
 	Ended  []row
 	More   bool
@@ -120,7 +120,7 @@ func (p *Page) look(ctx context.Context) (view, error) {
 		return v, err
 	}
 	for s := range v.Status.Sandboxes {
-		v.States = append(v.States, string(s))
+		v.States = append(v.States, s)
 	}
 	slices.Sort(v.States)
 	live, next, err := p.node.List(ctx, sandbox.Filter{Limit: maxShown})

@@ -3,7 +3,8 @@
 const every = 2000;
 async function refresh() {
   if (document.hidden) return;
-  const answer = await fetch("/", { headers: { Accept: "text/html" } });
+  // Not relative: the page's own address may have a token in it, and fetch takes none.
+  const answer = await fetch(location.origin + "/", { headers: { Accept: "text/html" }, cache: "no-store" });
   if (!answer.ok) return;
   const next = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const part of ["header", "main"]) {
