@@ -3,18 +3,20 @@ package e2e_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 
@@ -33,13 +35,11 @@ func newNetLab(t *testing.T) *netLab {
 	t.Helper()
 	need.Root(t)
 	l := &netLab{t: t}
-	var pids [2]string
-	for i, p := range []*string{&l.node, &l.outside} {
+	for _, p := range []*string{&l.node, &l.outside} {
 		cmd := exec.Command(need.Tool(t, "unshare"), "--net", "sleep", "600")
 		check(t, cmd.Start())
 		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		pids[i] = strconv.Itoa(cmd.Process.Pid)
-		*p = "/proc/" + pids[i] + "/ns/net"
+		*p = fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
 	}
 	own := func(path string) uint64 {
 		var st unix.Stat_t
@@ -49,8 +49,7 @@ func newNetLab(t *testing.T) *netLab {
 	for own(l.node) == own("/proc/self/ns/net") || own(l.outside) == own("/proc/self/ns/net") { // until unshare did it
 		time.Sleep(time.Millisecond)
 	}
-	l.ip(l.node, "link set lo up", "link add up0 type veth peer name up0 netns "+pids[1], "addr add 192.0.2.10/24 dev up0", "link set up0 up", "route add default via 192.0.2.1")
-	l.ip(l.outside, "link set lo up", "addr add 192.0.2.1/24 dev up0", "link set up0 up", "addr add 203.0.113.10/32 dev lo", "addr add 203.0.113.11/32 dev lo")
+	l.wire()
 	for _, a := range []string{"203.0.113.10", "203.0.113.11"} {
 		s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "page of %s at %s", r.Host, a) })}
 		t.Cleanup(func() { s.Close() })
@@ -65,18 +64,55 @@ func newNetLab(t *testing.T) *netLab {
 	return l
 }
 
-// ip runs commands of ip(8) in a namespace.
-func (l *netLab) ip(ns string, commands ...string) string {
+// wire connects the two: the node at 192.0.2.10, its router and two hosts outside.
+func (l *netLab) wire() {
 	l.t.Helper()
-	var all bytes.Buffer
-	for _, c := range commands {
-		out, err := exec.Command(need.Tool(l.t, "nsenter"), append([]string{"--net=" + ns, need.Tool(l.t, "ip")}, strings.Fields(c)...)...).CombinedOutput()
+	up := func(name string, addrs ...string) error {
+		link, err := netlink.LinkByName(name)
 		if err != nil {
-			l.t.Fatalf("ip %s: %v: %s", c, err, out)
+			return err
 		}
-		all.Write(out)
+		for _, text := range addrs {
+			a, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			if err := netlink.AddrAdd(link, a); err != nil {
+				return err
+			}
+		}
+		return netlink.LinkSetUp(link)
 	}
-	return all.String()
+	check(l.t, inNetns(l.node, func() error {
+		outside, err := os.Open(l.outside)
+		if err != nil {
+			return err
+		}
+		defer outside.Close()
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "up0"
+		return errors.Join(netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "up0", PeerNamespace: netlink.NsFd(int(outside.Fd()))}),
+			up("lo"), up("up0", "192.0.2.10/24"))
+	}))
+	check(l.t, inNetns(l.outside, func() error {
+		return errors.Join(up("lo", "203.0.113.10/32", "203.0.113.11/32"), up("up0", "192.0.2.1/24"))
+	}))
+	check(l.t, inNetns(l.node, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("192.0.2.1")}) }))
+}
+
+// sandboxLinks are the interfaces of the node that are of sandboxes.
+func (l *netLab) sandboxLinks() (names []string) {
+	l.t.Helper()
+	check(l.t, inNetns(l.node, func() error {
+		links, err := netlink.LinkList()
+		for _, x := range links {
+			if strings.HasPrefix(x.Attrs().Name, "q") {
+				names = append(names, x.Attrs().Name)
+			}
+		}
+		return err
+	}))
+	return names
 }
 
 // inNetns runs fn in a namespace; sockets that it makes stay there.
@@ -207,8 +243,8 @@ func TestNetworkOfASandbox(t *testing.T) {
 	_, err = c.Delete(ctx, sb.ID)
 	check(t, err)
 	r.nothingLeftOf()
-	if links := l.ip(l.node, "-o link"); strings.Contains(links, ": q") {
-		t.Errorf("left: %s", links)
+	if links := l.sandboxLinks(); len(links) > 0 {
+		t.Errorf("left: %v", links)
 	}
 }
 
