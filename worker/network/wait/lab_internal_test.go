@@ -267,9 +267,11 @@ func (g *guest) woken(n int) woke {
 }
 
 // dial connects from the guest's namespace.
-func (g *guest) dial(to netip.AddrPort) (c net.Conn, err error) {
+func (g *guest) dial(to netip.AddrPort) (net.Conn, error) { return g.dialFor(to, 10*time.Second) }
+
+func (g *guest) dialFor(to netip.AddrPort, limit time.Duration) (c net.Conn, err error) {
 	err = inNS(g.ns, func() error {
-		c, err = net.DialTimeout("tcp4", to.String(), 10*time.Second)
+		c, err = net.DialTimeout("tcp4", to.String(), limit)
 		return err
 	})
 	return c, err
