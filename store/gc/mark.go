@@ -89,7 +89,13 @@ func (r *run) mark(ctx context.Context, m *marks) error {
 	if err != nil {
 		return fmt.Errorf("list leases: %w", err)
 	}
-	for _, source := range sources {
+	// A source that had a root at the first mark stays, though it may have lost it; a job
+	// that was its root may have made its image since, of which nothing was marked then.
+	for source := range m.sources {
+		sources = append(sources, source)
+	}
+	slices.SortFunc(sources, compareDigests)
+	for _, source := range slices.Compact(sources) {
 		if err := r.markSource(ctx, m, source); err != nil {
 			return err
 		}

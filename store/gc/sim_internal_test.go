@@ -40,7 +40,8 @@ type world struct {
 	now    time.Time     // jumps
 	since  time.Duration // does not go back
 	leases map[*actor]Lease
-	acked  map[string]uint64 // highest serial by tag that somebody was told of
+	jobs   map[*actor]chunk.Digest // sources that stay as long as a job is about them
+	acked  map[string]uint64       // highest serial by tag that somebody was told of
 	faults float64
 	cfg    Config // of the collectors
 	tmp    string
@@ -212,6 +213,7 @@ func (w *world) boot(index *indexmem.Index) (*proc, error) {
 	cfg := w.cfg
 	cfg.Bucket, cfg.Catalog, cfg.Store, cfg.Gate = io, p.catalog, p.store, p.gate
 	cfg.Leases = func(context.Context, bool) ([]Lease, error) { return w.liveLeases(), nil }
+	cfg.Roots = func(context.Context) ([]chunk.Digest, error) { return w.liveJobs(), nil }
 	cfg.Recipe, cfg.LayerChunks = simRecipe, simLayer
 	cfg.Now, cfg.Since = func() time.Time { return w.now }, func() time.Duration { return w.since }
 	p.gc = New(cfg)
@@ -229,6 +231,18 @@ func (w *world) liveLeases() []Lease {
 		}
 	}
 	return ls
+}
+
+func (w *world) liveJobs() []chunk.Digest {
+	var sources []chunk.Digest
+	for _, p := range w.procs {
+		for _, a := range p.actors {
+			if source, ok := w.jobs[a]; ok {
+				sources = append(sources, source)
+			}
+		}
+	}
+	return sources
 }
 
 // simBucket is bucket and journal as a process sees them. Calls without an actor, at

@@ -31,7 +31,15 @@ func putObject(ctx context.Context, b bucket.Bucket, key string, body []byte) er
 	return b.Put(ctx, key, bytes.NewReader(body), int64(len(body)))
 }
 
-// convert does what converter.Convert does, call by call.
+// job converts an image that was pushed. Its tag may have moved on by the time when it has
+// ended, and then nothing names the image.
+func (p *proc) job(ctx context.Context, a *actor, im int, tag string) error {
+	p.w.jobs[a] = simSource(im)
+	defer delete(p.w.jobs, a)
+	return p.convert(ctx, im, tag)
+}
+
+// convert does what converter.Convert does, call by call; without a tag it names nothing.
 func (p *proc) convert(ctx context.Context, im int, tag string) error {
 	s := p.gate.Begin()
 	defer s.End()
@@ -72,6 +80,9 @@ func (p *proc) convert(ctx context.Context, im int, tag string) error {
 		if err := putObject(ctx, b, o.key, o.body); err != nil {
 			return err
 		}
+	}
+	if tag == "" {
+		return nil
 	}
 	serial := p.catalog.Serial("r", tag) + 1
 	err = p.catalog.SetName(ctx, catalog.Name{Repo: "r", Tag: tag, Source: source, Serial: serial})
@@ -180,6 +191,9 @@ func (w *world) verify(ctx context.Context) error {
 		roots[source] = "pin"
 	}
 	for im := range simImages {
+		if err := w.verifyStatement(ctx, im); err != nil {
+			return err
+		}
 		if why, ok := roots[simSource(im)]; ok {
 			for _, o := range simObjects[im] {
 				if ok, err := hasObject(ctx, w.bucket, o.key, o.body); !ok || err != nil {
@@ -197,6 +211,22 @@ func (w *world) verify(ctx context.Context) error {
 					return err
 				}
 			}
+		}
+	}
+	return nil
+}
+
+// verifyStatement checks that a statement that is there is not without what it names,
+// whether anybody names it or not: check calls that damage.
+func (w *world) verifyStatement(ctx context.Context, im int) error {
+	objects := simObjects[im]
+	statement, rest := objects[len(objects)-1], objects[:len(objects)-1]
+	if ok, err := hasObject(ctx, w.bucket, statement.key, statement.body); !ok || err != nil {
+		return err
+	}
+	for _, o := range rest {
+		if ok, err := hasObject(ctx, w.bucket, o.key, o.body); !ok || err != nil {
+			return fmt.Errorf("image %d has a statement, and object %s is missing or wrong: %v", im, o.key, err)
 		}
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	indexmem "quarry/chunkindex/mem"
 	bucketmem "quarry/store/bucket/mem"
 	"quarry/store/catalog"
+	"quarry/store/chunk"
 )
 
 var (
@@ -31,7 +32,7 @@ func simulate(seed uint64, tmp string, off func(*Config)) (events int, err error
 	rng := rand.New(rand.NewPCG(seed, 0))
 	w := &world{
 		rng: rng, bucket: bucketmem.New(), back: make(chan *actor), now: time.Unix(1_800_000_000, 0),
-		leases: map[*actor]Lease{}, acked: map[string]uint64{}, tmp: tmp,
+		leases: map[*actor]Lease{}, jobs: map[*actor]chunk.Digest{}, acked: map[string]uint64{}, tmp: tmp,
 		trace: func(string, ...any) {},
 	}
 	if *simTrace {
@@ -97,7 +98,15 @@ func (w *world) people(p *proc) {
 	for range 2 {
 		w.start(p, "convert", func(ctx context.Context, a *actor) {
 			for range 2 {
-				_ = p.convert(ctx, w.rng.IntN(len(simImages)), tag()) // what was acknowledged is in w
+				im, tag := w.rng.IntN(len(simImages)), tag()
+				switch w.rng.IntN(4) { // what was acknowledged is in w
+				case 0:
+					_ = p.job(ctx, a, im, tag)
+				case 1:
+					_ = p.job(ctx, a, im, "")
+				default:
+					_ = p.convert(ctx, im, tag)
+				}
 			}
 		})
 	}
