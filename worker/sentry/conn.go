@@ -29,7 +29,12 @@ const (
 // conn is one connection; it carries one call at a time.
 type conn struct{ c *net.UnixConn }
 
-// Dial connects to a socket whose path may be longer than an address can be.
+// dialPoll is how soon a socket with a full queue is tried again.
+const dialPoll = time.Millisecond
+
+// Dial connects to a socket whose path may be longer than an address can be. Who
+// listens there may be slow: the kernel refuses a connection when a few wait to be
+// accepted, so Dial asks again until ctx ends.
 func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	name, done, err := shortName(path)
 	if err != nil {
@@ -37,11 +42,20 @@ func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	}
 	defer done()
 	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", name)
-	if err != nil {
-		return nil, err
+	for {
+		c, err := d.DialContext(ctx, "unix", name)
+		if err == nil {
+			return c.(*net.UnixConn), nil
+		}
+		if !errors.Is(err, unix.EAGAIN) {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(dialPoll):
+		}
 	}
-	return c.(*net.UnixConn), nil
 }
 
 // maxSocketPath is what sun_path holds, without the NUL.

@@ -63,3 +63,55 @@ func answering(t *testing.T, b []byte) *Client {
 	}()
 	return &Client{container: "x", idle: []*conn{{ends[1]}}, closed: true}
 }
+
+// A Sentry that is slow to accept is waited for: its queue is short.
+func TestAFullQueue(t *testing.T) {
+	path := t.TempDir() + "/socket"
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Listen(fd, 1); err != nil {
+		t.Fatal(err)
+	}
+	const callers = 8
+	dialled := make(chan error, callers)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range callers {
+		go func() {
+			c, err := Dial(ctx, path)
+			if err == nil {
+				defer c.Close()
+			}
+			dialled <- err
+		}()
+	}
+	time.Sleep(20 * time.Millisecond)
+	for range callers {
+		c, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(c)
+	}
+	for range callers {
+		if err := <-dialled; err != nil {
+			t.Error(err)
+		}
+	}
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	for range 3 {
+		if _, err = Dial(short, path); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		t.Error("a queue that stays full takes all")
+	}
+}
