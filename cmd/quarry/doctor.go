@@ -19,6 +19,12 @@ import (
 // runscModule is the version of runsc that quarry is tested with.
 const runscModule = "gvisor.dev/gvisor/runsc@v0.0.0-20260701204157-69c2d17aea96"
 
+// runscVersion is the version in runscModule, as a runsc that Go built says it is.
+func runscVersion() string {
+	_, version, _ := strings.Cut(runscModule, "@")
+	return version
+}
+
 func newDoctor() *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",

@@ -36,6 +36,7 @@ type workerOptions struct {
 	shares []string
 	net    networkFlags
 
+	anyRunsc       bool
 	maxConnections int
 }
 
@@ -65,11 +66,12 @@ exec, logs, cp and stats use it.`,
 	f.IntVar(&o.node.QueuedCreates, "queue", 0, "creates that wait; more are refused (default 256)")
 	f.Var(&o.memory, "memory", "memory that the requests of sandboxes may add up to, such as 20G (default nine tenths of the machine's)")
 	f.Var(&o.disk, "disk", "disk that the limits of sandboxes may add up to (default nine tenths of what is free)")
-	f.Int64Var(&o.node.PIDs, "pids", 0, "processes that the limits of sandboxes may add up to (default half of the machine's)")
+	f.Int64Var(&o.node.PIDs, "pids", 0, "processes that the limits of sandboxes may add up to (default seven eighths of what the machine can have)")
 	f.Int64Var(&o.node.Default.MemoryMB, "default-memory-mb", 0, "MiB of a sandbox that does not say (default 1024)")
 	f.Int64Var(&o.node.Default.DiskMB, "default-disk-mb", 0, "MiB that a sandbox may write that does not say (default 4096)")
 	f.StringVar(&o.node.CgroupParent, "cgroup", "", "control group, below /sys/fs/cgroup, that the sandboxes' are made in (default /quarry)")
 	f.StringArrayVar(&o.shares, "share", nil, "NAME=DIR: a folder of this machine whose files may be given to sandboxes, read-only; may be repeated")
+	f.BoolVar(&o.anyRunsc, "any-runsc", false, "take a runsc of another version than "+runscVersion()+", which quarry is tested with")
 	o.net.flags(f)
 	f.IntVar(&o.maxConnections, "max-connections", api.MaxConnections, "connections at once; more wait")
 	return c
@@ -127,6 +129,9 @@ func runWorker(ctx context.Context, o workerOptions, stdout, stderr io.Writer) e
 	cfg := o.node
 	cfg.Dir, cfg.Worker, cfg.Fetch, cfg.Shares, cfg.Log, cfg.Version = wk.Dir, wk, images.fetch, shares, log, version
 	cfg.Memory, cfg.Disk = o.memory.bytes, o.disk.bytes
+	if !o.anyRunsc {
+		cfg.RunscVersion = runscVersion()
+	}
 	cfg.Guest = besides(wk.ShimPath, "quarry-guest")
 	if cfg.Network, err = o.net.open(ctx, wk, log); err != nil {
 		return err

@@ -178,7 +178,7 @@ func (b *box) make(ctx context.Context) error {
 		return err
 	}
 	fetched := b.step("image")
-	im, err := b.n.c.Fetch(ctx, b.j.Asked.Image)
+	im, err := b.fetch(ctx)
 	fetched()
 	if err != nil {
 		return err
@@ -197,6 +197,26 @@ func (b *box) make(ctx context.Context) error {
 		return err
 	}
 	return b.began()
+}
+
+// fetch has the image, or leaves that behind when ctx ends: what a store has begun to
+// send is for the next sandbox as well.
+func (b *box) fetch(ctx context.Context) (*folder.Image, error) {
+	type had struct {
+		im  *folder.Image
+		err error
+	}
+	done := make(chan had, 1)
+	go func() { // ends with the answers of the store, which Fetch bounds
+		im, err := b.n.c.Fetch(ctx, b.j.Asked.Image)
+		done <- had{im, err}
+	}()
+	select {
+	case h := <-done:
+		return h.im, h.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // gather makes what the sandbox stands on: the image's mount, its network, its group.
