@@ -54,25 +54,32 @@ func newStoryRig(t *testing.T) storyRig {
 	return r
 }
 
-// script is the stories for an attach mode, with their data in the folder work.
-func (r storyRig) script(mode attach.Mode, work, store string) string {
-	return fmt.Sprintf("ATTACH=%s WORK=%s STORE=%s ONE=%s TWO=%s\n", mode, work, store, r.one, r.two) + libScript + storiesScript + sandboxesScript
+// script is stories for an attach mode, with their data in the folder work.
+func (r storyRig) script(mode attach.Mode, work, store string, stories ...string) string {
+	return fmt.Sprintf("ATTACH=%s WORK=%s STORE=%s ONE=%s TWO=%s\n", mode, work, store, r.one, r.two) + libScript + strings.Join(stories, "")
 }
+
+// networkModules are what the network of sandboxes takes of a kernel.
+var networkModules = []string{"nf_tables", "nft_ct", "nft_chain_nat", "nft_masq", "nft_limit", "nft_connlimit", "nft_log", "nft_reject_inet", "nf_conntrack_netlink", "veth"}
 
 // TestKernelNBD attaches through the kernel's NBD on the kernels that people
 // have, in guests that run beside each other: nbd/attach's own tests, and the
-// stories.
+// stories; on the newer one those of sandboxes too, with version 2 of control groups.
 func TestKernelNBD(t *testing.T) {
 	kernels := []*vm.Kernel{kernel(t, vm.Linux6_1), kernel(t, vm.Linux6_12)}
 	r := newStoryRig(t)
 	bringAttachTests(t, r.dir)
 	const setUp = "set -eu\ncp /host/bin/* /bin/\ncp -a /host/store /tmp/store\nmkdir /tmp/w\n"
 	for _, k := range kernels {
+		stories, modules := []string{storiesScript}, []string{nbdModule}
+		if k == kernels[1] {
+			stories, modules = append(stories, sandboxesScript), append(modules, networkModules...)
+		}
 		t.Run(k.Suite, func(t *testing.T) {
 			t.Parallel()
 			runGuest(t, vm.Machine{
-				Kernel: k, Share: r.dir, Modules: []string{nbdModule},
-				Script: setUp + attachTests + attachScript + r.script(attach.ModeNBD, "/tmp/w", "/tmp/store"),
+				Kernel: k, Share: r.dir, Modules: modules,
+				Script: setUp + attachTests + attachScript + r.script(attach.ModeNBD, "/tmp/w", "/tmp/store", stories...),
 			})
 		})
 	}
@@ -84,7 +91,7 @@ func TestStoriesHere(t *testing.T) {
 	work := t.TempDir()
 	console, done := logLines(t)
 	cmd := exec.CommandContext(t.Context(), "sh")
-	cmd.Args = append(cmd.Args, "-c", r.script(attach.ModeFUSE, work, filepath.Join(r.dir, "store")))
+	cmd.Args = append(cmd.Args, "-c", r.script(attach.ModeFUSE, work, filepath.Join(r.dir, "store"), storiesScript, sandboxesScript))
 	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(r.dir, "bin")+string(os.PathListSeparator)+os.Getenv("PATH"))
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.WaitDelay = 5 * time.Second // after a story that failed, others may keep the console
