@@ -89,8 +89,8 @@ func (b *box) drop(name string) {
 	}
 }
 
-// startSession journals a session's command and begins it. Unlike a plain command's,
-// its bash may have to be started first, which is no time of the command's own.
+// startSession journals a session's command and begins it. What comes before it runs,
+// the check and the start of a bash, is no time of the command's own.
 func (x *execution) startSession(s sandbox.ExecSpec, p Process) {
 	x.journal(x.state)
 	guest, err := x.streams(s)
@@ -104,8 +104,7 @@ func (x *execution) startSession(s sandbox.ExecSpec, p Process) {
 	ctx, cancel := context.WithCancel(context.Background())
 	x.mu.Lock()
 	x.prepare = cancel
-	x.state.State, x.begun, x.paused = sandbox.ExecRunning, time.Now(), x.box.pausedFor()
-	x.armLocked(x.paused)
+	x.state.State = sandbox.ExecRunning
 	x.wakeLocked()
 	x.mu.Unlock()
 	close(x.started)
@@ -141,9 +140,12 @@ func (x *execution) converse(ctx context.Context, s sandbox.ExecSpec, p Process,
 	if err != nil {
 		return x.notRun(err)
 	}
+	paused := x.box.pausedFor()
 	x.mu.Lock()
 	killed := x.why != ""
 	x.state.PID, x.session = bash.PID(), bash
+	x.begun, x.paused = time.Now(), paused
+	x.armLocked(paused)
 	x.mu.Unlock()
 	if killed {
 		return x.notRun(context.Canceled)

@@ -188,6 +188,31 @@ func TestWhatEndsAScriptDoesNotEndASession(t *testing.T) {
 	r.want("echo alive", 0, "alive\n", "")
 }
 
+// Whatever a command makes of its shell, the next one has its status and its output.
+func TestOddShellsGoOn(t *testing.T) {
+	r := newRig(t)
+	for _, text := range []string{
+		"trap : DEBUG; trap : ERR; trap : RETURN; set -o functrace; shopt -s extdebug", "trap - DEBUG ERR RETURN; shopt -u extdebug", "set -v", "set +v", "set -o posix", "set +o posix",
+		"IFS=x; PS1='$(echo p >&2)> '; PS4='$?'; PROMPT_COMMAND='echo prompt; false'", "set -f; set -C; set -k; set -a; set -b", "set +f +C +k +a +b", "shopt -s failglob nullglob dotglob",
+		"echo() { :; }; printf() { :; }; kill() { :; }; trap() { :; }", "alias builtin=false eval=false printf=false", "unset -f echo printf kill trap; unalias -a", "exec 59<&- 60>&- 61>&- 63>&-",
+		"LC_ALL=xx; LANG=yy; unset PATH HOME", "PATH=/bin", "history -c; set -o history; set +o history", "readonly PS2=x; umask 777; umask 22", "mkdir -p /tmp/gone; cd /tmp/gone; rmdir /tmp/gone", "cd /",
+		"set -m", "set +m", "ulimit -c 0", "exec 3</dev/null 4>/tmp/four", "coproc cat; exec 5>&${COPROC[1]}", "echo \"$(cat </dev/null)\" >/dev/null",
+	} {
+		if res, _, _ := r.run(text); res.Over {
+			t.Fatalf("%q ended the session", text)
+		}
+		res, out, _ := r.run("command echo out; (exit 9)")
+		if res.Code != 9 || res.Over || !strings.HasSuffix(out, "out\n") {
+			t.Errorf("after %q: %+v, %q", text, res, out)
+		}
+	}
+	// Tracing is the command's own.
+	res, out, errs := r.run("PS4='+ '; set -x; command echo traced; set +x")
+	if res.Code != 0 || !strings.Contains(errs, "echo traced") || !strings.Contains(out, "traced\n") {
+		t.Errorf("%+v, %q, %q", res, out, errs)
+	}
+}
+
 func TestASessionEndsAsBashDoes(t *testing.T) {
 	r := newRig(t)
 	for text, want := range map[string]session.Result{
