@@ -177,7 +177,8 @@ func (b *box) enter(s sandbox.ExecSpec) (x *execution, made bool, err error) {
 	}
 	role := cmp.Or(s.Role, sandbox.ExecTool)
 	x = &execution{box: b, number: int64(len(b.order) + 1), sum: sum, spec: s, started: make(chan struct{}), gone: make(chan struct{}), ended: make(chan struct{})}
-	x.spec.Stdin = nil
+	// What may be large is not kept: a sandbox may have many execs.
+	x.spec.Stdin, x.spec.Argv, x.spec.Env, x.spec.Shell = nil, nil, nil, ""
 	x.state = sandbox.ExecState{ID: s.ID, State: sandbox.ExecStarting, Role: role, Started: time.Now().UTC().Round(0)}
 	b.execs[s.ID] = x
 	b.order = append(b.order, x)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -88,10 +87,16 @@ func Main(stdin, stdout *os.File, log *slog.Logger) error {
 }
 
 // say writes the one line that Start waits for.
-func say(stdout io.WriteCloser, a answer, st started) error {
+func say(stdout *os.File, a answer, st started) error {
 	st.Format, st.Code, st.Message = startedFormat, a.Code, a.Message
 	_, err := stdout.Write(append(marshal(st), '\n'))
-	return errors.Join(err, stdout.Close())
+	// Not closed: the next file that is opened would have the number of a stdout.
+	null, failed := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if failed != nil {
+		return errors.Join(err, failed)
+	}
+	defer null.Close()
+	return errors.Join(err, unix.Dup3(int(null.Fd()), int(stdout.Fd()), unix.O_CLOEXEC))
 }
 
 // stay returns when the sandbox has ended and its end was fetched, or nobody will.
