@@ -77,9 +77,9 @@ func TestMainOfADaemon(t *testing.T) {
 	select {}
 }
 
-// A daemon that is killed loses nothing of its sandbox.
-func TestTheNextDaemonFindsAll(t *testing.T) {
-	c := config(t)
+// startDaemon starts one, as a process that can be killed.
+func startDaemon(t *testing.T, c holder.Config) (daemon *exec.Cmd, ready string) {
+	t.Helper()
 	raw, err := json.Marshal(c)
 	if err != nil {
 		t.Fatal(err)
@@ -88,21 +88,73 @@ func TestTheNextDaemonFindsAll(t *testing.T) {
 	if err := os.WriteFile(path, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	daemon := exec.Command(os.Args[0], "-test.run", "^TestMainOfADaemon$")
+	daemon = exec.Command(os.Args[0], "-test.run", "^TestMainOfADaemon$")
 	daemon.Env = append(os.Environ(), "QUARRY_TEST_DAEMON="+path)
 	if err := daemon.Start(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { sentrytest.End(t, c.Dir) })
+	return daemon, path + ".ready"
+}
+
+// A daemon that is killed while it starts a sandbox leaves a holder that the next one
+// finds, or nothing.
+func TestADaemonIsKilledInAStart(t *testing.T) {
+	for ms := 10; ms <= 410; ms += 80 {
+		c := config(t)
+		daemon, _ := startDaemon(t, c)
+		time.Sleep(time.Duration(ms) * time.Millisecond)
+		daemon.Process.Kill()
+		daemon.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		r := &rig{TB: t, ctx: ctx, dir: c.Dir}
+		r.waitFor("a holder, or nothing", func() bool {
+			var err error
+			r.c, err = holder.Connect(ctx, c.Dir)
+			return err == nil || len(sentrytest.Processes(t, c.Dir)) == 0
+		})
+		if r.c != nil {
+			r.wantNobodyElse("long")
+			if e, err := r.c.End(ctx); err != nil || !e.Killed {
+				t.Errorf("after %d ms: %+v, %v", ms, e, err)
+			}
+			if err := r.c.Release(ctx); err != nil {
+				t.Error(err)
+			}
+			r.c.Close()
+		}
+		r.waitFor("nothing", func() bool { return len(sentrytest.Processes(t, c.Dir)) == 0 })
+		cancel()
+	}
+}
+
+// wantNobodyElse checks that a sandbox works and runs at most one exec of a daemon.
+func (r *rig) wantNobodyElse(id string) {
+	r.Helper()
+	st := r.run(sandbox.ExecSpec{}, "echo works")
+	if out := r.output(st, "stdout"); out != "works\n" {
+		r.Errorf("the sandbox says %q: %s", out, describe(st))
+	}
+	list, err := r.c.Execs(r.ctx)
+	if err != nil || len(list) > 2 || len(list) == 2 && list[0].ID != id {
+		r.Errorf("execs %+v, %v", list, err)
+	}
+}
+
+// A daemon that is killed loses nothing of its sandbox.
+func TestTheNextDaemonFindsAll(t *testing.T) {
+	c := config(t)
+	daemon, ready := startDaemon(t, c)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	r := &rig{TB: t, ctx: ctx, dir: c.Dir}
-	defer sentrytest.End(t, c.Dir)
 	r.waitFor("the daemon", func() bool {
-		_, err := os.Stat(path + ".ready")
+		_, err := os.Stat(ready)
 		return err == nil
 	})
 	daemon.Process.Kill()
 	daemon.Wait()
+	var err error
 	if r.c, err = holder.Connect(ctx, c.Dir); err != nil {
 		t.Fatal(err)
 	}

@@ -116,12 +116,10 @@ func (b *box) look(ctx context.Context, f *family) ([]sentry.Process, error) {
 func (b *box) killFamily(ctx context.Context, f *family) error {
 	for {
 		alive, err := b.look(ctx, f)
-		if errors.Is(err, sentry.ErrGone) {
+		if errors.Is(err, sentry.ErrGone) || err == nil && len(alive) == 0 {
 			return nil
 		}
-		if err != nil || len(alive) == 0 {
-			return err
-		}
+		// A list that is too long is no reason to let its processes be.
 		// The group first, at once: who forks there does not get away. An error says that
 		// somebody has ended by itself.
 		b.sentry.Signal(ctx, sentry.ToGroup, f.leader, int(unix.SIGKILL))
@@ -133,7 +131,7 @@ func (b *box) killFamily(ctx context.Context, f *family) error {
 		select {
 		case <-time.After(killPoll):
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return errors.Join(err, context.Cause(ctx))
 		}
 	}
 }

@@ -8,10 +8,13 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"quarry/internal/need"
 	"quarry/worker/holder"
@@ -23,6 +26,7 @@ import (
 // detector sees holders too.
 func TestMain(m *testing.M) {
 	if len(os.Args) >= 2 && os.Args[1] == holder.Role {
+		signal.Ignore(unix.SIGPIPE, unix.SIGTERM) // as quarry-shim does
 		if err := holder.Main(os.Stdin, os.Stdout, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
