@@ -47,7 +47,7 @@ func measureSandboxes(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	s := &sandboxBench{bench: b, client: c, worker: w, dir: dir, spec: sandbox.Spec{Image: imageName(im), MemoryMB: 64, DiskMB: 64}}
+	s := &sandboxBench{bench: b, client: c, worker: w, dir: dir, spec: sandbox.Spec{Image: imageName(im), MemoryMB: 64, DiskMB: 64, PIDs: 64}}
 	for _, measure := range []func(context.Context) error{s.creates, s.execs, s.burst} {
 		if err := measure(ctx); err != nil {
 			return err
@@ -294,7 +294,7 @@ func (s *sandboxBench) burst(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	groups, err := filepath.Glob("/sys/fs/cgroup/*/quarry-bench/*/cgroup.procs")
+	groups, err := filepath.Glob("/sys/fs/cgroup/*/quarry-bench/*/*/cgroup.procs")
 	if err != nil {
 		return err
 	}
