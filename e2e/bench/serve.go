@@ -76,9 +76,20 @@ func measureServe(ctx context.Context, b *bench) (err error) {
 	}
 	defer func() { err = errors.Join(err, peer.Stop()) }()
 	for _, load := range serveLoads {
+		before, err := b.lab.ProcessorTime(data)
+		if err != nil {
+			return err
+		}
 		if err := b.serveAt(ctx, srv.Addr(), peer.Addr, asks, load.conns, load.requests); err != nil {
 			return fmt.Errorf("%d connections: %w", load.conns, err)
 		}
+		after, err := b.lab.ProcessorTime(data)
+		if err != nil {
+			return err
+		}
+		answers := time.Duration(serveRounds * load.conns * load.requests)
+		b.figure(fmt.Sprintf("serve: %d connections, processor time of the server", load.conns),
+			fmt.Sprintf("%s an answer", ((after-before)/answers).Round(10*time.Microsecond)))
 		peak, err := b.lab.PeakMemory(data)
 		if err != nil {
 			return err

@@ -315,6 +315,28 @@ func (l *Lab) PeakMemory(data string) (int64, error) {
 	return 0, fmt.Errorf("process %d has no VmHWM", pid)
 }
 
+// ProcessorTime returns what the server that owns the data folder has taken of processors
+// so far, in the kernel too; the kernel tells it in steps of 10 ms.
+func (l *Lab) ProcessorTime(data string) (time.Duration, error) {
+	pid, err := owner(data)
+	if err != nil {
+		return 0, err
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The name, in parentheses, may have anything in it; user and system time are the
+	// 14th and 15th field.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("process %d has no times in %q", pid, stat)
+	}
+	user, err := strconv.ParseInt(fields[11], 10, 64)
+	system, serr := strconv.ParseInt(fields[12], 10, 64)
+	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(err, serr)
+}
+
 // StopOwner ends the background process that has the data folder open, which
 // would end by itself in ten seconds.
 func (l *Lab) StopOwner(data string) error {
