@@ -114,3 +114,52 @@ func BenchmarkWake(b *testing.B) {
 	b.ReportMetric(float64(sum.Microseconds())/float64(n), "µs/wake")
 	b.ReportMetric(float64(worst.Microseconds()), "µs/worst")
 }
+
+// BenchmarkPacket sends answers of one byte each, a packet each, with the copying and
+// reading of its header and without.
+func BenchmarkPacket(b *testing.B) {
+	for _, watched := range []bool{false, true} {
+		b.Run(fmt.Sprint("watched=", watched), func(b *testing.B) {
+			l := newLab(b)
+			g := l.guest(b)
+			var listener net.Listener
+			if err := inNS(l.model, func() (err error) {
+				listener, err = net.Listen("tcp4", "198.51.100.2:0")
+				return err
+			}); err != nil {
+				b.Fatal(err)
+			}
+			defer listener.Close()
+			at := netip.MustParseAddrPort(listener.Addr().String())
+			if watched {
+				w, err := New(Config{Name: "quarry-wait-bench", Endpoints: []netip.AddrPort{at}})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer w.Close()
+				if _, err := w.Watch(g.sandbox()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			c, err := g.dial(at)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer c.Close()
+			model, err := listener.Accept()
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer model.Close()
+			one := make([]byte, 1)
+			for b.Loop() { // one on its way at a time, so that none is put together with others
+				if _, err := model.Write(one); err != nil {
+					b.Fatal(err)
+				}
+				if _, err := io.ReadFull(c, one); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
