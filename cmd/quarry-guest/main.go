@@ -64,6 +64,8 @@ func (h *helper) run() error {
 		return h.target()
 	case wire.OpUnmount:
 		return h.unmount()
+	case wire.OpUnblock:
+		return h.unblock()
 	}
 	return code(wire.CodeProtocol, "op")
 }

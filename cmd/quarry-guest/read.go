@@ -111,3 +111,24 @@ func (h *helper) sendData(fd int, off, n int64) (wire.Sum, error) {
 	digest.Sum(sum.SHA256[:0])
 	return sum, nil
 }
+
+// unblock lets those go on who wait for a writer of a fifo. Without one who waits
+// the open fails, and nothing is to be done.
+func (h *helper) unblock() error {
+	var st unix.Stat_t
+	if err := unix.Stat(h.q.Path, &st); err != nil {
+		return fail(err, h.q.Path)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFIFO {
+		return code(wire.CodeType, h.q.Path)
+	}
+	fd, err := unix.Open(h.q.Path, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil && err != unix.ENXIO {
+		return fail(err, h.q.Path)
+	}
+	if err == nil {
+		unix.Close(fd)
+	}
+	h.send(wire.KindEnd, nil)
+	return nil
+}

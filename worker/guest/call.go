@@ -44,6 +44,9 @@ func (f *Files) start(ctx context.Context, r run, q wire.Request) (*call, error)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	if q.Op != wire.OpUnblock {
+		f.free(ctx)
+	}
 	c := &call{ctx: ctx, idle: f.c.Limits.Idle, done: make(chan struct{})}
 	if err := c.pipes(); err != nil {
 		c.closeAll()

@@ -83,6 +83,7 @@ type Files struct {
 	// reading counts them. One that opened a fifo holds a goroutine of the Sentry
 	// until something is written into that.
 	reading int
+	stuck   map[string]bool // paths of which a read was given up while it waited
 	closed  bool
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"quarry/worker/guest/wire"
 	"quarry/worker/sandbox"
 )
 
@@ -44,6 +45,7 @@ func (f *Files) ReadPaused(ctx context.Context, name string, o sandbox.ReadOptio
 	s := &spool{dir: f.c.Spool}
 	defer s.close()
 	if _, err := io.Copy(s, &catReader{ctx: ctx, k: k, idle: f.c.Limits.Paused, left: f.c.Limits.PausedBytes}); err != nil {
+		f.giveUp(p, k)
 		return err
 	}
 	if err := begin(sandbox.FileInfo{Path: p, Type: sandbox.TypeFile, Size: s.size}); err != nil {
@@ -156,6 +158,35 @@ func (f *Files) cat(p string) (*reading, error) {
 		close(k.done)
 	}()
 	return k, nil
+}
+
+// giveUp remembers a read that did not come back, for free.
+func (f *Files) giveUp(p string, k *reading) {
+	select {
+	case <-k.done:
+		return
+	default:
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stuck == nil {
+		f.stuck = map[string]bool{}
+	}
+	f.stuck[p] = true // there are no more than readings
+}
+
+// free has a helper open the other end of the fifos that reads of the paused guest
+// wait for, now that it runs. What else a read may wait for it does not touch.
+func (f *Files) free(ctx context.Context) {
+	f.mu.Lock()
+	paths := f.stuck
+	f.stuck = nil
+	f.mu.Unlock()
+	for p := range paths {
+		if _, err := f.ask(ctx, f.c.Runner.Run, wire.Request{Op: wire.OpUnblock, Path: p}, wire.KindEnd); err != nil {
+			f.c.Log.DebugContext(ctx, "read of a paused guest is not let go", "path", p, "err", err)
+		}
+	}
 }
 
 // Close ends the reads of a paused guest that are under way. No other may begin.

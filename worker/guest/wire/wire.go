@@ -55,7 +55,8 @@ const (
 	OpTarUp                 // Ready; Entry (Data…, Sum)…, End → End
 	OpTarget                // makes a mount point: Entry
 	OpUnmount               // End
-	lastOp    = OpUnmount
+	OpUnblock               // lets go who waits to read a fifo: End
+	lastOp    = OpUnblock
 )
 
 // Flags of a request.
