@@ -1,6 +1,9 @@
 package memory
 
-import "context"
+import (
+	"context"
+	"os"
+)
 
 // Lower takes memory by a lower limit, as where the kernel has no other way.
 func (g *Group) Lower(ctx context.Context, want int64) error {
@@ -18,3 +21,6 @@ func (g *Group) Lower(ctx context.Context, want int64) error {
 		return before.Own() - now.Own()
 	})
 }
+
+// Stat is of the file.
+func (f *File) Stat() (os.FileInfo, error) { return f.f.Stat() }

@@ -73,7 +73,7 @@ func TestWhatAGroupHoldsIsRead(t *testing.T) {
 // What a reclaim changes is set back: at its end, and by the next worker when this one
 // was killed.
 func TestWhatWasChangedIsSetBack(t *testing.T) {
-	dir := fakeGroup(t, map[string]string{"memory.force_empty": "-"})
+	dir := fakeGroup(t, map[string]string{"memory.force_empty": "-", "memory.stat": "rss 104857600\n"})
 	journal := filepath.Join(t.TempDir(), "reclaim")
 	g := open(t, memory.GroupConfig{Dir: dir, Journal: journal})
 	if _, err := g.Reclaim(t.Context(), 10); err != nil {
@@ -216,6 +216,63 @@ func TestImagePagesComeBack(t *testing.T) {
 	if here := f.Present(memory.Range{Len: 3<<20 + 5}); memory.Bytes(here) != memory.Bytes(before) {
 		t.Errorf("present: %v, was %v", here, before)
 	}
+}
+
+// What a process has open of a mount is found, and nothing else is opened.
+func TestFilesOfAnImageAreFound(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(dir+"/fifo", 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name  string
+		flags int
+	}{{"file", unix.O_PATH}, {"file", os.O_RDONLY}, {"fifo", os.O_RDWR}} {
+		fd, err := unix.Open(filepath.Join(dir, c.name), c.flags|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+	}
+	pids := []int{os.Getpid(), 1 << 22}
+	if n := count(t, path, pids, dir); n != 1 {
+		t.Errorf("the file was found %d times", n)
+	}
+	if n := count(t, dir+"/fifo", pids, dir); n != 0 {
+		t.Error("a fifo was opened")
+	}
+	if n := count(t, path, pids, "/proc"); n != 0 {
+		t.Error("a file of another mount was opened")
+	}
+	if _, err := memory.OpenImages(pids, dir+"/nothere"); err == nil {
+		t.Error("no mount: no error")
+	}
+}
+
+// count is how often a file is among those that processes have of a mount.
+func count(t *testing.T, path string, pids []int, mount string) (n int) {
+	t.Helper()
+	want, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := memory.OpenImages(pids, mount)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if st, err := f.Stat(); err != nil {
+			t.Error(err)
+		} else if os.SameFile(st, want) {
+			n++
+		}
+		f.Close()
+	}
+	return n
 }
 
 type reducer struct {

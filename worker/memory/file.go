@@ -68,26 +68,38 @@ func OpenImage(f *os.File) *File { return &File{f: f} }
 // Close closes it. Reads under way are not hurt.
 func (f *File) Close() error { return f.f.Close() }
 
+// control calls fn with the descriptor, which stays open meanwhile.
+func (f *File) control(fn func(fd int) error) error {
+	raw, err := f.f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	err = raw.Control(func(fd uintptr) { inner = fn(int(fd)) })
+	return errors.Join(err, inner)
+}
+
 // Data lists where the file has content, in memory or in swap. The rest are holes,
 // which read as zeros and need no memory.
-func (f *File) Data() ([]Range, error) {
-	fd := int(f.f.Fd())
-	var out []Range
-	for off := int64(0); ; {
-		start, err := unix.Seek(fd, off, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			return out, nil
+func (f *File) Data() (out []Range, err error) {
+	err = f.control(func(fd int) error {
+		for off := int64(0); ; {
+			start, err := unix.Seek(fd, off, unix.SEEK_DATA)
+			if errors.Is(err, unix.ENXIO) {
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("find data from %d: %w", off, err)
+			}
+			end, err := unix.Seek(fd, start, unix.SEEK_HOLE)
+			if err != nil {
+				return fmt.Errorf("find the end of data from %d: %w", start, err)
+			}
+			out = add(out, Range{start, end - start})
+			off = end
 		}
-		if err != nil {
-			return nil, fmt.Errorf("find data from %d: %w", off, err)
-		}
-		end, err := unix.Seek(fd, start, unix.SEEK_HOLE)
-		if err != nil {
-			return nil, fmt.Errorf("find the end of data from %d: %w", start, err)
-		}
-		out = add(out, Range{start, end - start})
-		off = end
-	}
+	})
+	return out, err
 }
 
 // add appends a range that lies behind all others. It joins what touches, and what
@@ -151,6 +163,8 @@ func (f *File) find(out []Range, r Range, count func(unix.Cachestat_t, int64) in
 }
 
 func (f *File) stat(r Range) (s unix.Cachestat_t, err error) {
-	err = unix.Cachestat(uint(f.f.Fd()), &unix.CachestatRange{Off: uint64(r.Off), Len: uint64(r.Len)}, &s, 0)
+	err = f.control(func(fd int) error {
+		return unix.Cachestat(uint(fd), &unix.CachestatRange{Off: uint64(r.Off), Len: uint64(r.Len)}, &s, 0)
+	})
 	return s, err
 }

@@ -86,6 +86,9 @@ func parseStat(raw string, v2 bool) (h Held) {
 	return h
 }
 
+// leave is what stays when all is taken. The Sentry wakes to use as much.
+const leave = 1 << 20
+
 // Reclaim has the kernel put memory of the group's processes into swap: want bytes of
 // it, or all when want is 0. It returns how much went, which may be less: when swap is
 // full, when the memory is in use, and when ctx ended. Errors: ErrUnsupported where the
@@ -104,10 +107,11 @@ func (g *Group) Reclaim(ctx context.Context, want int64) (int64, error) {
 		}
 		return max(0, before.Own()-now.Own())
 	}
-	if want <= 0 {
-		want = before.Own()
+	// Not to the last page: the kernel would look for it among the page cache.
+	if most := before.Own() - leave; want <= 0 || want > most {
+		want = most
 	}
-	if want == 0 {
+	if want <= 0 {
 		return 0, nil
 	}
 	if g.v2 {

@@ -150,23 +150,20 @@ func (f *fetch) work() {
 // touch brings a range into memory without a copy of it: the pages go by reference to
 // where nobody reads them.
 func (f *File) touch(r Range, null *os.File) (done int, err error) {
-	raw, err := f.f.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	inner := raw.Control(func(in uintptr) { // keeps the file open meanwhile
-		for off := r.Off; done < int(r.Len) && err == nil; {
-			var n int
-			n, err = unix.Sendfile(int(null.Fd()), int(in), &off, int(r.Len)-done)
-			if done += n; n == 0 && err == nil {
-				err = io.EOF
+	err = f.control(func(in int) error {
+		for off := r.Off; done < int(r.Len); {
+			n, err := unix.Sendfile(int(null.Fd()), in, &off, int(r.Len)-done)
+			if err != nil && err != unix.EINTR {
+				return err
 			}
-			if err == unix.EINTR {
-				err = nil
+			if n == 0 && err == nil {
+				return io.EOF
 			}
+			done += max(n, 0)
 		}
+		return nil
 	})
-	return done, errors.Join(err, inner)
+	return done, err
 }
 
 // swapOnDisk reports whether some swap is not on zram. To begin many reads together
@@ -188,16 +185,16 @@ func swapOnDisk() bool {
 // start has the kernel begin to read ranges of a guest's memory from swap, many at a
 // time, and waits for none.
 func (f *File) start(ranges []Range) {
-	raw, err := f.f.SyscallConn()
-	if err != nil || !f.shmem {
+	if !f.shmem {
 		return
 	}
-	raw.Control(func(fd uintptr) {
+	f.control(func(fd int) error {
 		for _, r := range ranges {
-			if b, err := unix.Mmap(int(fd), r.Off, int(r.Len), unix.PROT_READ, unix.MAP_SHARED); err == nil {
+			if b, err := unix.Mmap(fd, r.Off, int(r.Len), unix.PROT_READ, unix.MAP_SHARED); err == nil {
 				unix.Madvise(b, unix.MADV_WILLNEED)
 				unix.Munmap(b)
 			}
 		}
+		return nil
 	})
 }

@@ -23,7 +23,10 @@ type Sandbox struct {
 	Group  *Group
 	Memory *File   // of the guest
 	Sentry Reducer // nil: it is not asked
-	Images []*File // files of the image that it has used, at most 1024 of them count
+	// Images opens the files of the image that it has used, as OpenImages does; nil: there
+	// are none. It is called before the first byte is taken; the files are closed when
+	// they are brought back.
+	Images func() []*File
 }
 
 const (
@@ -33,8 +36,6 @@ const (
 	// lead is how long before a sandbox is expected to wake its memory is left alone:
 	// taking it takes about as long as it would have been of use.
 	lead = time.Second
-	// maxImages bounds the files of an image that are looked at.
-	maxImages = 1024
 )
 
 // Waiting keeps the sandboxes of a worker that are paused, and takes memory from those
@@ -56,8 +57,9 @@ type waiter struct {
 	mu      sync.Mutex
 	gone    bool // it wakes: nothing is taken any more
 	reduced bool
-	data    []Range   // of the memory file, when something of it was taken
-	images  [][]Range // of each image file, what was in memory before
+	data    []Range // of the memory file, when something of it was taken
+	noted   bool
+	images  []Piece // what of the image was in memory before
 }
 
 var errWakes = errors.New("the sandbox wakes")
@@ -65,7 +67,6 @@ var errWakes = errors.New("the sandbox wakes")
 // Add says that a sandbox was paused, and until when it is expected to wait, if that is
 // known. It must be paused: what is taken from one that runs comes back at once.
 func (w *Waiting) Add(s Sandbox, paused, until time.Time) {
-	s.Images = s.Images[:min(len(s.Images), maxImages)]
 	n := &waiter{s: s, paused: paused, until: until}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	w.mu.Lock()
@@ -74,7 +75,7 @@ func (w *Waiting) Add(s Sandbox, paused, until time.Time) {
 		w.list, w.rest = map[string]*waiter{}, map[string]context.CancelFunc{}
 	}
 	w.endRest(s.ID)
-	w.list[s.ID] = n
+	w.list[s.ID] = n // one that was there has been paused twice, which nobody does
 }
 
 // endRest ends what is being brought back for a sandbox. Called with mu held.
@@ -103,7 +104,11 @@ func (w *Waiting) take(id string) *waiter {
 }
 
 // Drop takes out a sandbox that has ended.
-func (w *Waiting) Drop(id string) { w.take(id) }
+func (w *Waiting) Drop(id string) {
+	if n := w.take(id); n != nil {
+		n.forget()
+	}
+}
 
 // Wake takes a sandbox out that is about to be resumed, ends a reclaim under way and
 // brings back what was taken. When ctx ends first, the sandbox is to be resumed all the
@@ -120,6 +125,7 @@ func (w *Waiting) Wake(ctx context.Context, id string) (Fetched, error) {
 	got, err := f.wait(ctx)
 	if !got.Rest {
 		end()
+		n.forget()
 		return got, err
 	}
 	w.mu.Lock()
@@ -129,6 +135,7 @@ func (w *Waiting) Wake(ctx context.Context, id string) (Fetched, error) {
 	go func() { // ends with the fetch, which Add and Drop end
 		<-f.done
 		end()
+		n.forget()
 	}()
 	return got, err
 }
@@ -139,11 +146,7 @@ func (n *waiter) taken() []Piece {
 	if n.data != nil {
 		out = append(out, Piece{n.s.Memory, n.data})
 	}
-	for i, ranges := range n.images {
-		if len(ranges) > 0 {
-			out = append(out, Piece{n.s.Images[i], ranges})
-		}
-	}
+	out = append(out, n.images...)
 	return out
 }
 
@@ -215,18 +218,31 @@ func (n *waiter) reclaim(ctx context.Context, want int64) (f Freed, err error) {
 
 // remember notes what there is before the first byte is taken.
 func (n *waiter) remember() {
-	if n.images != nil {
+	if n.noted {
 		return
 	}
-	n.images = make([][]Range, len(n.s.Images))
-	for i, f := range n.s.Images {
-		if st, err := f.f.Stat(); err == nil {
-			n.images[i] = f.Present(Range{0, st.Size()})
-		}
-	}
+	n.noted = true
 	if n.s.Memory != nil {
 		n.data, _ = n.s.Memory.Data() // without it the guest brings back what it touches
 	}
+	if n.s.Images == nil {
+		return
+	}
+	for _, f := range n.s.Images() {
+		var here []Range
+		if st, err := f.f.Stat(); err == nil {
+			here = f.Present(Range{0, st.Size()})
+		}
+		n.images = append(n.images, Piece{f, here})
+	}
+}
+
+// forget closes the files of the image.
+func (n *waiter) forget() {
+	for _, p := range n.images {
+		p.File.Close()
+	}
+	n.images = nil
 }
 
 // reduce has the Sentry drop its caches, once a pause.

@@ -2,10 +2,14 @@ package memory_test
 
 import (
 	"context"
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"quarry/worker/memory"
+	"quarry/worker/sentry/sentrytest"
 )
 
 // The memory of a guest that waits goes to swap and comes back before it runs on, and
@@ -19,7 +23,9 @@ func TestAGuestThatWaitsGivesItsMemoryAndGetsItBack(t *testing.T) {
 			before := s.ask("sum")
 			s.pause()
 			var w memory.Waiting
-			w.Add(s.sandbox("one"), time.Now(), time.Time{})
+			box, image := s.sandbox("one"), imageFile(t)
+			box.Images = func() []*memory.File { return []*memory.File{image} }
+			w.Add(box, time.Now(), time.Time{})
 			full := s.held()
 			took := w.Reclaim(t.Context(), 1<<40)
 			empty := s.held()
@@ -33,6 +39,9 @@ func TestAGuestThatWaitsGivesItsMemoryAndGetsItBack(t *testing.T) {
 			back := s.held()
 			if back.Shmem < mib<<20*9/10 {
 				t.Errorf("held %+v after the wake", back)
+			}
+			if err := image.Close(); !errors.Is(err, os.ErrClosed) {
+				t.Errorf("the image's file was open: %v", err)
 			}
 			s.resume()
 			after := s.ask("sum")
@@ -64,6 +73,15 @@ func TestAPartIsTaken(t *testing.T) {
 	t.Logf("taken %d MiB in %v, back %d MiB in %v", took[0].Bytes()>>20, took[0].Took, got.Bytes>>20, got.Took)
 	s.resume()
 	s.ask("sum")
+}
+
+// The files of its image that a guest uses are among what is brought back.
+func TestAGuestsImageFilesAreFound(t *testing.T) {
+	root := sentrytest.Root(t)
+	box := sentrytest.StartIn(t, root)
+	if n := count(t, filepath.Join(root, "bin/busybox"), []int{box.PID}, root); n != 1 {
+		t.Errorf("the guest's program was found %d times", n)
+	}
 }
 
 // When swap is full, what fits is taken, and the guest lives on.
@@ -172,4 +190,18 @@ func BenchmarkWake(b *testing.B) {
 			}
 		})
 	}
+}
+
+// imageFile is a file of 1 MiB that is in memory.
+func imageFile(t testing.TB) *memory.File {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return memory.OpenImage(f)
 }
