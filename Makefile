@@ -93,11 +93,12 @@ lint: $(BIN)/staticcheck
 	go vet -tags vm ./nbd/attach
 	$(BIN)/staticcheck -tags vm ./nbd/attach
 
-# What reads bytes from outside, 20 s each.
-FUZZ := api/registry:FuzzParse converter:FuzzLayerStack converter/layer:FuzzRead converter/oci:FuzzOpen internal/inflate:FuzzReader rafs:FuzzDecode rafs:FuzzPatched store/cache:FuzzIndex store/trace:FuzzDecode store/trace:FuzzStream nbd/attach:FuzzNetlink
+# What reads bytes from outside, 10 s each.
+FUZZ := api/registry:FuzzParse converter:FuzzLayerStack converter/layer:FuzzRead converter/oci:FuzzOpen internal/inflate:FuzzReader rafs:FuzzDecode rafs:FuzzPatched store/cache:FuzzIndex store/trace:FuzzDecode store/trace:FuzzStream nbd/attach:FuzzNetlink \
+	api:FuzzFrameReader worker/guest:FuzzAnswers worker/guest/wire:FuzzFrames worker/holder:FuzzRequest worker/sentry:FuzzAnswer worker/network/dns:FuzzParseQuery worker/network/wait:FuzzPacket
 
 fuzz:
-	@.ci/fuzz 20s $(FUZZ)
+	@.ci/fuzz 10s $(FUZZ)
 
 # Every fuzz target for 5 minutes, and the tests too long for every change.
 long: setup build images
