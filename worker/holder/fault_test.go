@@ -160,9 +160,7 @@ func TestHelpers(t *testing.T) {
 	if list, err := r.c.Execs(r.ctx); err != nil || len(list) != 0 {
 		t.Errorf("helpers are no execs: %+v, %v", list, err)
 	}
-	if err := r.c.Pause(r.ctx, false); err != nil {
-		t.Fatal(err)
-	}
+	r.waitFor("a pause", func() bool { return r.c.Pause(r.ctx, false) == nil }) // its end has to be seen first
 	if _, err := r.c.RunHelper(r.ctx, holder.Helper{Process: process("echo", "7"), Program: program}); !errors.Is(err, holder.ErrPaused) {
 		t.Errorf("in a pause: %v", err)
 	}
