@@ -163,7 +163,8 @@ func typed(err error) bool {
 		sandbox.ErrInvalid, sandbox.ErrUnknown, sandbox.ErrEnded, sandbox.ErrNotReady, sandbox.ErrExecUnknown, sandbox.ErrExecConflict,
 		sandbox.ErrExecEnded, sandbox.ErrStdinOffset, sandbox.ErrCapacity, sandbox.ErrRate, sandbox.ErrFileNotFound, sandbox.ErrFileType,
 		sandbox.ErrFilePath, sandbox.ErrFileExists, sandbox.ErrFileStuck, sandbox.ErrTooLarge, sandbox.ErrDigest, sandbox.ErrDiskFull,
-		sandbox.ErrShare, sandbox.ErrUnsupported,
+		sandbox.ErrShare, sandbox.ErrUnsupported, sandbox.ErrImage, sandbox.ErrImagePending, sandbox.ErrImagePull, sandbox.ErrImageVerify,
+		sandbox.ErrRuntime, sandbox.ErrDraining,
 	} {
 		if errors.Is(err, e) {
 			return true

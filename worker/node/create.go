@@ -148,11 +148,24 @@ func (b *box) create() {
 	b.end(c)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.failure = err
+	b.failure = inContract(err)
 	if b.cause.Reason != c.Reason || b.cause.Message != c.Message { // deleted meanwhile
 		b.failure = fmt.Errorf("%w: %s", sandbox.ErrEnded, b.cause.Message)
 	}
 	b.state = sandbox.StateEnding
+}
+
+// inContract makes a create's error one of those that callers know.
+func inContract(err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("%w: %w", &sandbox.Busy{Err: sandbox.ErrCapacity, What: "disk", RetryAfter: retryCapacity}, err)
+	case typed(err):
+		return err
+	case errors.Is(err, worker.ErrPlatform):
+		return fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+	}
+	return fmt.Errorf("%w: %w", sandbox.ErrRuntime, err)
 }
 
 // step times a part of the create, in microseconds.

@@ -1,0 +1,165 @@
+package e2e_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"quarry/worker/sandbox"
+)
+
+// TestAFailedReadStandsInTheRecord damages what the store has of an image while a
+// sandbox of it runs. The guest swallows that, and its record does not.
+func TestAFailedReadStandsInTheRecord(t *testing.T) {
+	r := newWorkerRig(t, "debian")
+	c := r.client()
+	ctx := t.Context()
+	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task", MemoryMB: 512}, "")
+	check(t, err)
+	const readAll = "find %s -xdev -type f -exec cat {} + > /dev/null 2>&1; true"
+	if code, out, err := run(ctx, c, sb.ID, sandbox.ExecSpec{Shell: fmt.Sprintf(readAll, "/etc/passwd")}); code != 0 {
+		t.Fatalf("got %d %q %v", code, out, err)
+	}
+	damaged := 0
+	check(t, filepath.WalkDir(r.path("d", "bucket", "packs"), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		damaged++
+		return os.Truncate(path, 0)
+	}))
+	if damaged == 0 {
+		t.Fatal("the store has no pack")
+	}
+	code, _, err := run(ctx, c, sb.ID, sandbox.ExecSpec{Shell: fmt.Sprintf(readAll, "/usr")})
+	if err != nil || code != 0 {
+		t.Errorf("got %d, %v", code, err)
+	}
+	u, err := c.Usage(ctx, sb.ID)
+	if err != nil || u.ImageErrors == 0 {
+		t.Errorf("got %+v, %v", u, err)
+	}
+	end, err := c.Delete(ctx, sb.ID)
+	check(t, err)
+	if end.Reason != sandbox.ReasonImageIO || end.Blame != sandbox.BlameInfra || !end.Retryable || end.Evidence.ImageIOErrors == 0 || len(end.Evidence.ImageErrors) == 0 {
+		t.Errorf("got %+v", end)
+	}
+	r.nothingLeftOf()
+}
+
+// TestAMountThatDiesStandsInTheRecord kills the process that serves an image.
+func TestAMountThatDiesStandsInTheRecord(t *testing.T) {
+	r := newWorkerRig(t, "cold")
+	c := r.client()
+	ctx := t.Context()
+	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task", MemoryMB: 128}, "")
+	check(t, err)
+	pids := processesNamed(t, r.path("bin", "quarry-shim")+"\x00--socket\x00")
+	if len(pids) != 1 {
+		t.Fatalf("shims: %v", pids)
+	}
+	check(t, syscall.Kill(pids[0], syscall.SIGKILL))
+	end, err := c.Delete(ctx, sb.ID)
+	check(t, err)
+	if end.Reason != sandbox.ReasonImageIO || end.Blame != sandbox.BlameInfra || end.Evidence.ImageIOErrors == 0 {
+		t.Errorf("got %+v", end)
+	}
+	// The image is mounted anew for the next one.
+	next, err := c.Create(ctx, sandbox.Spec{Image: "t/task", MemoryMB: 128}, "")
+	check(t, err)
+	if code, out, err := run(ctx, c, next.ID, sandbox.ExecSpec{Shell: "echo here"}); code != 0 || out != "here\n" {
+		t.Errorf("got %d %q %v", code, out, err)
+	}
+	if end, err := c.Delete(ctx, next.ID); err != nil || end.Reason != sandbox.ReasonDeleted {
+		t.Errorf("got %+v, %v", end, err)
+	}
+	r.nothingLeftOf()
+}
+
+// TestAFullDisk gives sandboxes more disk than the node has.
+func TestAFullDisk(t *testing.T) {
+	r := newWorkerRig(t, "cold")
+	r.endWorker()
+	small := r.path("w", "node")
+	check(t, syscall.Mount("tmpfs", small, "tmpfs", 0, "size=48m,mode=0700"))
+	defer syscall.Unmount(small, syscall.MNT_DETACH)
+	r.startWorker("--disk", "20G")
+	c := r.client()
+	ctx := t.Context()
+	spec := sandbox.Spec{Image: "t/task", MemoryMB: 256}
+	greedy, err := c.Create(ctx, spec, "")
+	check(t, err)
+	code, out, err := run(ctx, c, greedy.ID, sandbox.ExecSpec{Shell: "head -c 100000000 /dev/zero > /full"})
+	t.Logf("the guest got %d %q %v", code, out, err)
+	if err == nil && code == 0 {
+		t.Error("it wrote more than there is")
+	}
+	if sb, err := c.Get(ctx, greedy.ID); err != nil || sb.End != nil && (sb.End.Reason != sandbox.ReasonDiskFull || sb.End.Blame != sandbox.BlameInfra) {
+		t.Errorf("got %+v, %v", sb.End, err)
+	}
+	// Others are refused as long as it is full, with a word of the disk, or are made.
+	if other, err := c.Create(ctx, spec, ""); err == nil {
+		_, err = c.Delete(ctx, other.ID)
+		check(t, err)
+	} else if !errors.Is(err, sandbox.ErrCapacity) {
+		t.Errorf("another create: %v", err)
+	}
+	_, err = c.Delete(ctx, greedy.ID)
+	check(t, err)
+	next, err := c.Create(ctx, spec, "")
+	check(t, err)
+	if code, out, err := run(ctx, c, next.ID, sandbox.ExecSpec{Shell: "echo room"}); code != 0 || out != "room\n" {
+		t.Errorf("got %d %q %v", code, out, err)
+	}
+	_, err = c.Delete(ctx, next.ID)
+	check(t, err)
+	r.endWorker()
+	check(t, syscall.Unmount(small, 0))
+	r.nothingLeftOf()
+}
+
+// TestTheDiskLimitIsTheGuests writes more than a sandbox may.
+func TestTheDiskLimitIsTheGuests(t *testing.T) {
+	r := newWorkerRig(t, "cold")
+	c := r.client()
+	ctx := t.Context()
+	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task", MemoryMB: 256, DiskMB: 16}, "")
+	check(t, err)
+	code, out, err := run(ctx, c, sb.ID, sandbox.ExecSpec{Shell: "head -c 64000000 /dev/zero > /full"})
+	if err != nil || code == 0 || !strings.Contains(out, "No space left") {
+		t.Errorf("got %d %q %v", code, out, err)
+	}
+	u, err := c.Usage(ctx, sb.ID)
+	if err != nil || u.DiskBytes < 8<<20 || u.DiskBytes > 17<<20 {
+		t.Errorf("got %+v, %v", u, err)
+	}
+	end, err := c.Delete(ctx, sb.ID)
+	if err != nil || end.Evidence.DiskUsed < 8<<20 {
+		t.Errorf("got %+v, %v", end, err)
+	}
+	r.nothingLeftOf()
+}
+
+// TestAnotherRunscIsNotTaken has the worker find a runsc of no known version.
+func TestAnotherRunscIsNotTaken(t *testing.T) {
+	r := newWorkerRig(t, "cold")
+	r.endWorker()
+	other := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(other, "runsc"), []byte("#!/bin/sh\necho runsc version release-20200101.0\n"), 0o755))
+	t.Setenv("PATH", other+":"+os.Getenv("PATH"))
+	r.startWorker()
+	c := r.client()
+	if _, err := c.Create(t.Context(), sandbox.Spec{Image: "t/task"}, ""); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "release-20200101.0") {
+		t.Errorf("got %v", err)
+	}
+	st, err := c.Node(t.Context())
+	if err != nil || st.Runsc != "release-20200101.0" || !strings.Contains(strings.Join(st.CannotDo, "\n"), "runsc") {
+		t.Errorf("got %+v, %v", st, err)
+	}
+	r.nothingLeftOf()
+}
