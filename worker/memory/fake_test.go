@@ -167,15 +167,23 @@ func TestHolesAreNotData(t *testing.T) {
 	if at, err := given.Seek(0, 1); at != 77 {
 		t.Errorf("the given file's position moved to %d, %v", at, err)
 	}
+	// Before Linux 6.5 the kernel does not tell what is in memory: all of it is read.
+	whole, away := int64(0), "[]"
+	if len(f.Present(data[0])) == 0 {
+		whole, away = 3*4096, ""
+	}
 	for _, r := range data {
-		if away := f.Away(r); len(away) != 0 {
-			t.Errorf("away of %v: %v", r, away)
+		all := fmt.Sprint([]memory.Range{r})
+		if whole > 0 {
+			away = all
+		} else if got := fmt.Sprint(f.Present(r)); got != all {
+			t.Errorf("present of %v: %v", r, got)
 		}
-		if here := f.Present(r); fmt.Sprint(here) != fmt.Sprint([]memory.Range{r}) {
-			t.Errorf("present of %v: %v", r, here)
+		if got := fmt.Sprint(f.Away(r)); got != away {
+			t.Errorf("away of %v: %v, want %v", r, got, away)
 		}
 	}
-	if got, err := memory.Fetch(t.Context(), memory.Piece{File: f, Ranges: data}); err != nil || got.Bytes != 0 {
+	if got, err := memory.Fetch(t.Context(), memory.Piece{File: f, Ranges: data}); err != nil || got.Bytes != whole {
 		t.Errorf("brought back %+v, %v of what is there", got, err)
 	}
 	var st unix.Stat_t
