@@ -134,3 +134,16 @@ func TestStdin(t *testing.T) {
 	}
 	r.wantNobody()
 }
+
+// Much output is as exact as little, on both streams at once.
+func TestMuchOutputIsExact(t *testing.T) {
+	r := newRig(t)
+	const line, all = "0123456789abcde\n", 64 << 20
+	st := r.run(sandbox.ExecSpec{MaxOutput: all}, fmt.Sprintf("yes %s | head -c %d >&2 & yes %[1]s | head -c %[2]d; wait", line[:15], all))
+	r.want(st, 0, sandbox.ExecReasonExited)
+	for stream, o := range map[string]sandbox.Output{"stdout": st.Stdout, "stderr": st.Stderr} {
+		if o.Kept != all || o.Dropped != 0 || r.output(st, stream) != strings.Repeat(line, all/len(line)) {
+			t.Errorf("%s is not what was written: %+v", stream, o)
+		}
+	}
+}
