@@ -21,6 +21,7 @@ import (
 	"quarry/api/sandboxes"
 	"quarry/api/sandboxes/page"
 	"quarry/worker"
+	"quarry/worker/network/wait"
 	"quarry/worker/node"
 )
 
@@ -72,6 +73,7 @@ exec, logs, cp and stats use it.`,
 	f.StringVar(&o.node.CgroupParent, "cgroup", "", "control group, below /sys/fs/cgroup, that the sandboxes' are made in (default /quarry)")
 	f.StringArrayVar(&o.shares, "share", nil, "NAME=DIR: a folder of this machine whose files may be given to sandboxes, read-only; may be repeated")
 	f.BoolVar(&o.anyRunsc, "any-runsc", false, "take a runsc of another version than "+runscVersion()+", which quarry is tested with")
+	f.StringArrayVar(&o.node.ModelEndpoints, "model-endpoint", nil, "HOST:PORT of a model, by plain TCP: a sandbox that waits for its answer is paused until it comes; may be repeated")
 	o.net.flags(f)
 	f.IntVar(&o.maxConnections, "max-connections", api.MaxConnections, "connections at once; more wait")
 	return c
@@ -127,6 +129,8 @@ func runWorker(ctx context.Context, o workerOptions, stdout, stderr io.Writer) e
 	defer images.close()
 	registry := prometheus.NewRegistry()
 	cfg := o.node
+	cfg.Waits = wait.NewMetrics()
+	registry.MustRegister(cfg.Waits)
 	cfg.Dir, cfg.Worker, cfg.Fetch, cfg.Shares, cfg.Log, cfg.Version = wk.Dir, wk, images.fetch, shares, log, version
 	cfg.Memory, cfg.Disk = o.memory.bytes, o.disk.bytes
 	if !o.anyRunsc {

@@ -165,6 +165,9 @@ func (c Config) withDefaults(dir string) (Config, error) {
 	if c.Worker == nil || c.Fetch == nil {
 		return c, errors.New("a node needs a worker, and a way to images")
 	}
+	if err := checkEndpoints(c.ModelEndpoints); err != nil {
+		return c, err
+	}
 	memory, disk, pids, err := machine(dir)
 	if err != nil {
 		return c, err

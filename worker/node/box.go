@@ -15,6 +15,7 @@ import (
 	"quarry/worker/guest"
 	"quarry/worker/holder"
 	"quarry/worker/network"
+	modelwait "quarry/worker/network/wait"
 	"quarry/worker/sandbox"
 )
 
@@ -36,7 +37,8 @@ type box struct {
 	h       *holder.Client
 	mount   *worker.Mount
 	link    *network.Link
-	base    *specs.Process // what the first process has, and execs that do not say
+	model   *modelwait.Watched // nil where nobody watches for its model
+	base    *specs.Process     // what the first process has, and execs that do not say
 	gifts   []gift
 	files   *guest.Files
 	paused  pauses
@@ -45,7 +47,8 @@ type box struct {
 	cause   *cause          // why the node ends it: the first one holds
 	failure error           // why its create failed
 
-	pausing sync.Mutex // held over a Pause or Resume, so that what is known follows what is
+	pausing sync.Mutex // held over a Pause or Resume, so that what is known follows what is; guards held
+	held    want       // who wants it paused
 
 	strays bool // processes of it may run that neither holder nor group knows; the owner's alone
 

@@ -11,6 +11,7 @@ import (
 	"quarry/worker"
 	"quarry/worker/folder"
 	"quarry/worker/network"
+	modelwait "quarry/worker/network/wait"
 )
 
 // Config says what a node has, and what it may give away. Zero fields have defaults.
@@ -27,6 +28,11 @@ type Config struct {
 	Guest        string            // the quarry-guest program, which file calls run in the guest; "" refuses those that need it
 	Network      *network.Network  // nil gives no sandbox a network
 	Shares       map[string]string // name of a share to its folder on this machine
+
+	// ModelEndpoints are host:port of models, by plain TCP: a sandbox that waits for one
+	// of them is paused.
+	ModelEndpoints []string
+	Waits          *modelwait.Metrics // nil = counted for nobody
 
 	CgroupParent string // below /sys/fs/cgroup; "" is /quarry
 

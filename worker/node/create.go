@@ -284,6 +284,7 @@ func (b *box) began() error {
 	b.mu.Lock()
 	b.state, b.used = sandbox.StateRunning, b.n.now()
 	b.mu.Unlock()
+	b.watchModel()
 	return nil
 }
 

@@ -30,6 +30,12 @@ func (n *Node) Exec(ctx context.Context, id string, e sandbox.ExecSpec) (sandbox
 		done()
 		return sandbox.ExecState{}, err
 	}
+	release, err := b.rouse(ctx) // until it has begun: one of an agent may be paused then
+	if err != nil {
+		done()
+		return sandbox.ExecState{}, err
+	}
+	defer release()
 	// What was begun is known by its id, whoever waits for the answer.
 	st, err := b.h.Exec(ctx, e, p)
 	if err != nil {
@@ -267,6 +273,11 @@ func (n *Node) Signal(ctx context.Context, id, exec string, signal int) error {
 	if err != nil {
 		return err
 	}
+	release, err := b.rouse(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	return b.explain(ctx, b.h.Signal(ctx, exec, signal))
 }
 

@@ -92,6 +92,19 @@ func (b *box) awake() error {
 	return nil
 }
 
+// rise has a sandbox run that waits for its model, until release is called, and
+// refuses one that somebody has paused.
+func (b *box) rise(ctx context.Context) (release func(), err error) {
+	if release, err = b.rouse(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.awake(); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
 // ReadFile implements sandbox.Node.
 func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOptions, begin func(sandbox.FileInfo) error, w io.Writer) error {
 	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
@@ -108,9 +121,11 @@ func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOpti
 // WriteFile implements sandbox.Node.
 func (n *Node) WriteFile(ctx context.Context, id, path string, o sandbox.WriteOptions, r io.Reader) (info sandbox.FileInfo, err error) {
 	err = n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		if err := b.awake(); err != nil {
+		release, err := b.rise(ctx)
+		if err != nil {
 			return err
 		}
+		defer release()
 		owner := guest.Owner{UID: b.base.User.UID, GID: b.base.User.GID}
 		if o.User != "" {
 			a, err := b.account(ctx, o.User)
@@ -156,9 +171,11 @@ func (n *Node) TarDown(ctx context.Context, id string, o sandbox.TarOptions, w i
 // TarUp implements sandbox.Node.
 func (n *Node) TarUp(ctx context.Context, id, path string, r io.Reader) error {
 	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		if err := b.awake(); err != nil {
+		release, err := b.rise(ctx)
+		if err != nil {
 			return err
 		}
+		defer release()
 		return f.TarUp(ctx, path, guest.Owner{UID: b.base.User.UID, GID: b.base.User.GID}, r)
 	})
 }
@@ -166,9 +183,11 @@ func (n *Node) TarUp(ctx context.Context, id, path string, r io.Reader) error {
 // awakeFiles is withFiles of a sandbox that is not paused.
 func (n *Node) awakeFiles(ctx context.Context, id string, fn func(*guest.Files) error) error {
 	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		if err := b.awake(); err != nil {
+		release, err := b.rise(ctx)
+		if err != nil {
 			return err
 		}
+		defer release()
 		return fn(f)
 	})
 }

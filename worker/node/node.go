@@ -22,6 +22,7 @@ import (
 	"quarry/internal/strictjson"
 	"quarry/store/chunk"
 	"quarry/worker/cgroup"
+	modelwait "quarry/worker/network/wait"
 	"quarry/worker/sandbox"
 )
 
@@ -44,6 +45,7 @@ type Node struct {
 	events   *events
 	ledger   *ledger
 	records  records
+	waits    *modelwait.Watcher // nil without endpoints of models
 
 	mu       sync.Mutex // guards what follows
 	boxes    map[string]*box
@@ -131,16 +133,25 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 	n.events = newEvents(n.identity.Epoch)
 	n.ledger = newLedger(amount{int64(c.MaxSandboxes), c.Memory, c.Disk, c.PIDs}, c.Creates)
 	n.life, n.stop = context.WithCancel(context.WithoutCancel(ctx))
+	if err := n.beginWaits(ctx); err != nil {
+		n.stop()
+		return nil, err
+	}
 	n.look(ctx)
 	if err := n.loadRecords(ctx); err != nil {
+		n.closeWaits()
 		return nil, err
 	}
 	if err := n.adoptAll(ctx); err != nil {
+		n.closeWaits()
 		n.stop()
 		n.work.Wait()
 		return nil, err
 	}
 	n.work.Go(n.janitor)
+	if n.waits != nil {
+		n.work.Go(n.followEndpoints)
+	}
 	return n, nil
 }
 
@@ -207,6 +218,7 @@ func (n *Node) Close() error {
 	n.mu.Lock()
 	n.closed = true
 	n.mu.Unlock()
+	n.closeWaits() // nobody would see their answers
 	n.stop()
 	n.work.Wait()
 	defer n.lock.Unlock()

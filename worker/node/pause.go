@@ -22,18 +22,14 @@ func (n *Node) Pause(ctx context.Context, id string) error {
 	}
 	b.pausing.Lock()
 	defer b.pausing.Unlock()
-	// A caller that goes away must not leave it unknown whether the guest stands.
-	err = b.h.Pause(context.WithoutCancel(ctx), false)
+	err = b.hold(byCall)
 	if errors.Is(err, holder.ErrBusy) {
 		return fmt.Errorf("%w: %w", &sandbox.Busy{Err: sandbox.ErrRate, What: "pause", RetryAfter: retryPause}, err)
 	}
 	if err != nil {
 		return b.explain(ctx, err)
 	}
-	if b.notePause(true) {
-		b.tell("paused")
-	}
-	return nil
+	return b.noLonger() // an answer of its model does not resume it now, nor does the next node
 }
 
 // Resume implements sandbox.Node.
@@ -43,13 +39,16 @@ func (n *Node) Resume(ctx context.Context, id string) error {
 		return err
 	}
 	b.pausing.Lock()
-	defer b.pausing.Unlock()
-	if err := b.h.Resume(context.WithoutCancel(ctx)); err != nil {
+	err = b.letGo(byCall)
+	b.pausing.Unlock()
+	if err != nil {
 		return b.explain(ctx, err)
 	}
-	if b.notePause(false) {
-		b.tell("resumed")
+	release, err := b.rouse(ctx) // it may wait for its model as well
+	if err != nil {
+		return b.explain(ctx, err)
 	}
+	release()
 	return nil
 }
 

@@ -171,7 +171,7 @@ func (x *Watched) sample() {
 	if err != nil {
 		x.ran()
 		x.w.cfg.Metrics.pauses.WithLabelValues(pauseFailed).Inc()
-		x.w.cfg.Log.Warn("a sandbox that waits for its model was not paused", "sandbox", x.s.ID, "error", err)
+		x.w.cfg.Log.Debug("a sandbox that waits for its model is not paused yet", "sandbox", x.s.ID, "error", err)
 		return
 	}
 	x.w.cfg.Metrics.pauses.WithLabelValues(pauseDone).Inc()

@@ -1,0 +1,117 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"quarry/worker/sandbox"
+)
+
+// asker is an agent: it asks its model, and says what it answered.
+const asker = `import http.client, time
+c = http.client.HTTPConnection("203.0.113.10", 8000, timeout=300)
+for i in range(1000):
+    c.request("POST", "/", "question %d" % i)
+    print(c.getresponse().read().decode(), flush=True)`
+
+// TestPausedForItsModel has a sandbox wait for its model: it is paused until the
+// answer comes, runs for whoever needs it, stays paused for who asked for that, and is
+// not left paused by a worker that is killed.
+func TestPausedForItsModel(t *testing.T) {
+	l := newNetLab(t)
+	answers := make(chan string)
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, <-answers) })}
+	t.Cleanup(func() { s.Close() })
+	var listener net.Listener
+	check(t, inNetns(l.outside, func() (err error) { listener, err = net.Listen("tcp4", "203.0.113.10:8000"); return err }))
+	go s.Serve(listener) // ends with Close
+	flags := []string{"--model-endpoint", "203.0.113.10:8000"}
+	r := newWorkerRigIn(t, l.node, "cold", flags...)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	c := r.socketClient()
+	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task", Network: sandbox.Policy{Allow: []sandbox.Rule{{CIDR: "203.0.113.10/32"}}}}, "key")
+	check(t, err)
+	_, err = c.Start(ctx, sb.ID, sandbox.ExecSpec{ID: "agent", Role: sandbox.ExecAgent, Argv: []string{"python3", "-c", asker}})
+	check(t, err)
+
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for !ok() {
+			if ctx.Err() != nil {
+				t.Fatalf("%s: does not come about\n%s", what, r.logTail())
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	state := func(want sandbox.State) func() bool {
+		return func() bool {
+			got, err := c.Get(ctx, sb.ID)
+			return err == nil && got.State == want
+		}
+	}
+	said := func(want string) func() bool {
+		return func() bool {
+			var b bytes.Buffer
+			_, err := c.Output(ctx, sb.ID, "agent", "stdout", 0, &b)
+			return err == nil && strings.HasSuffix(b.String(), want+"\n")
+		}
+	}
+	for i := range 3 {
+		until("a pause", state(sandbox.StatePaused))
+		answer := fmt.Sprint("answer ", i)
+		answers <- answer
+		until(answer, said(answer))
+	}
+
+	// A command runs, and then it is paused again.
+	until("a pause", state(sandbox.StatePaused))
+	if code, out, err := run(ctx, c, sb.ID, sandbox.ExecSpec{Argv: []string{"echo", "here"}}); err != nil || code != 0 || out != "here\n" {
+		t.Errorf("a command in a sandbox that waits: %d %q %v", code, out, err)
+	}
+	until("a pause after a command", state(sandbox.StatePaused))
+	_, err = c.WriteFile(ctx, sb.ID, "/tmp/file", sandbox.WriteOptions{}, strings.NewReader("text"))
+	check(t, err)
+	until("a pause after a file", state(sandbox.StatePaused))
+
+	// Somebody else wants it paused too: the answer alone does not resume it.
+	_, err = c.Pause(ctx, sb.ID)
+	check(t, err)
+	answers <- "held back"
+	time.Sleep(300 * time.Millisecond)
+	if !state(sandbox.StatePaused)() {
+		t.Error("the answer of a model resumed what a call had paused")
+	}
+	_, err = c.Resume(ctx, sb.ID)
+	check(t, err)
+	until("what was held back", said("held back"))
+
+	// The answer comes while no worker runs.
+	until("a pause", state(sandbox.StatePaused))
+	r.killWorker()
+	answers <- "unseen"
+	r.startWorkerIn(l.node, flags...)
+	c = r.socketClient()
+	until("an answer that nobody saw", said("unseen"))
+	until("a pause under the next worker", state(sandbox.StatePaused))
+	answers <- "seen"
+	until("the answer after it", said("seen"))
+
+	got, err := c.Get(ctx, sb.ID)
+	check(t, err)
+	if got.Pauses < 7 || got.PausedFor == 0 {
+		t.Errorf("%d pauses of %d ms in all, want 7 or more", got.Pauses, got.PausedFor)
+	}
+	end, err := c.Delete(ctx, sb.ID)
+	check(t, err)
+	if end.Evidence.Pauses < 7 {
+		t.Errorf("its record has %d pauses", end.Evidence.Pauses)
+	}
+	r.nothingLeftOf()
+}
