@@ -60,7 +60,7 @@ func (r storyRig) script(mode attach.Mode, work, store string, stories ...string
 }
 
 // networkModules are what the network of sandboxes takes of a kernel.
-var networkModules = []string{"nf_tables", "nft_ct", "nft_chain_nat", "nft_masq", "nft_limit", "nft_connlimit", "nft_log", "nft_reject_inet", "nf_conntrack_netlink", "veth"}
+var networkModules = []string{"nf_tables", "nft_ct", "nft_chain_nat", "nft_masq", "nft_limit", "nft_connlimit", "nft_log", "nft_reject_ipv4", "nf_conntrack_netlink", "veth"}
 
 // TestKernelNBD attaches through the kernel's NBD on the kernels that people
 // have, in guests that run beside each other: nbd/attach's own tests, and the

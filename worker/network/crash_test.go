@@ -419,9 +419,11 @@ func TestOldKernel(t *testing.T) {
 		if err := c.Flush(); err != nil {
 			t.Fatal(err)
 		}
-		await(t, func() bool {
+		await(t, func() bool { // every chain and set of a policy is another
 			now := rulesOf(t, name)
-			return !slices.Equal(now, before) && len(now) == len(before)
+			return len(now) == len(before) && !slices.ContainsFunc(now, func(s string) bool {
+				return strings.HasSuffix(s, ".out") && slices.Contains(before, s)
+			})
 		})
 		alive(t, "a connection after somebody flushed "+what, held)
 		g.denied(t, hostB+":80")

@@ -104,9 +104,9 @@ func (g *guard) concerns(m netlink.Message) bool {
 	return false
 }
 
-// repair puts the table in order after somebody changed it. The chains that all
-// share come first: with empty maps they let nothing pass, whatever is left of the
-// sandboxes' own.
+// repair puts the table in order after somebody changed it. The maps are emptied and
+// the chains that all share made first: then nothing passes, whatever is left of the
+// sandboxes' own chains, which may be there without their rules.
 func (n *Network) repair() {
 	n.cfg.Log.Warn("another program changed the rules of sandboxes; they are put in force again", "table", n.table.tab.Name)
 	for attempt := range 10 {
@@ -120,7 +120,15 @@ func (n *Network) repair() {
 }
 
 func (n *Network) rebuild() error {
-	if err := n.table.do(func(c *nftables.Conn) { c.AddTable(n.table.tab) }); err != nil {
+	err := n.table.do(func(c *nftables.Conn) {
+		c.AddTable(n.table.tab)
+		for _, name := range []string{mapOut, mapIn, mapDeny} {
+			set := n.table.verdicts(name)
+			c.AddSet(set, nil)
+			c.FlushSet(set)
+		}
+	})
+	if err != nil {
 		return err
 	}
 	if err := n.table.setUp(n.cfg.Range, n.cfg.Refuse); err != nil {

@@ -161,6 +161,9 @@ func (n *Network) open(name string) error {
 		}
 	}
 	if err = t.setUp(n.cfg.Range, n.cfg.Refuse); err == nil {
+		err = t.probe()
+	}
+	if err == nil {
 		n.reaper, err = newReaper(groupOf(n.cfg.Folder))
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -76,6 +77,27 @@ func (t *table) setUp(pool netip.Prefix, refuse []netip.Prefix) error {
 			}
 		}
 	})
+}
+
+// probe makes and removes what rules of sandboxes are made of, in one transaction, so
+// that a kernel that lacks a part of it is found before a sandbox is asked for.
+func (t *table) probe() error {
+	const name = "probe"
+	s := &slot{name: name, veth: t.prefix + name, gateway: netip.AddrFrom4([4]byte{127, 0, 0, 1}), guest: netip.AddrFrom4([4]byte{127, 0, 0, 2})}
+	r := &ruleset{t: t, slot: s, flows: 1, rev: 1}
+	p := &policy{spans: map[port][]span{{}: {{s.gateway, s.guest}}, {protoTCP, 1}: {{s.gateway, s.guest}}}}
+	p.hosts = []hostRule{{ports: []port{{}}}, {ports: []port{{protoTCP, 1}}}}
+	err := t.do(func(c *nftables.Conn) {
+		r.create(c)
+		r.install(c, p, known{})
+		r.unturn(c)
+		r.uninstall(c, p)
+		r.destroy(c)
+	})
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("the kernel lacks a part of nftables (modules nft_ct, nft_limit, nft_connlimit, nft_masq, nft_reject_ipv4): %w", err)
+	}
+	return err
 }
 
 // intervals are the elements of a set of ranges: where each begins, and where what
