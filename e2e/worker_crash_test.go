@@ -92,6 +92,12 @@ func TestAWorkerThatIsKilledLosesNothing(t *testing.T) {
 	check(t, err)
 	_, err = c.Pause(ctx, still.ID)
 	check(t, err)
+	idle := spec
+	idle.Idle = 2 // its command counts as use, for the next worker too
+	used, err := c.Create(ctx, idle, "")
+	check(t, err)
+	_, err = c.Start(ctx, used.ID, sandbox.ExecSpec{ID: "long", Shell: "sleep 6; echo used"})
+	check(t, err)
 
 	c = r.anew()
 	again, err := c.Create(ctx, spec, "busy")
@@ -116,6 +122,12 @@ func TestAWorkerThatIsKilledLosesNothing(t *testing.T) {
 		if code := map[string]int{"count": 7}[exec]; st.ExitCode == nil || *st.ExitCode != code {
 			t.Errorf("%s: got %+v", exec, st)
 		}
+	}
+	if st := done(t, c, used.ID, "long"); st.ExitCode == nil || *st.ExitCode != 0 {
+		t.Errorf("got %+v", st)
+	}
+	if end := ended(t, c, used.ID); end.Reason != sandbox.ReasonIdle {
+		t.Errorf("got %+v", end)
 	}
 	sb, err := c.Get(ctx, still.ID)
 	if err != nil || sb.State != sandbox.StatePaused || sb.Pauses != 1 || sb.Labels["a"] != "b" || sb.Expires == nil {

@@ -104,11 +104,16 @@ func (b *box) takeOver(ctx context.Context, known bool) error {
 	case b.j.Phase == phaseEnding:
 		c := *b.j.Cause
 		b.end(c)
-		if c.Reason == sandbox.ReasonCreateFailed {
-			b.failure = errLost
+		switch c.Reason {
+		case sandbox.ReasonCreateFailed, sandbox.ReasonImage, sandbox.ReasonVerify:
+			b.failure = errLost // so that its key is free
 		}
 		b.connect(ctx)
 		return nil
+	case b.j.Phase == phaseCreating && (len(b.j.Asked.Shares) > 0 || len(b.j.Asked.Network.Allow) > 0):
+		// It may run without what it was to be given once it runs.
+		b.connect(ctx)
+		return lost(sandbox.ReasonCreateFailed, "the node ended while the sandbox was made")
 	case b.j.Boot != b.n.boot:
 		return lost(sandbox.ReasonNodeLost, "the machine was started anew while it ran")
 	}
@@ -134,7 +139,28 @@ func (b *box) takeOver(ctx context.Context, known bool) error {
 	}
 	b.state = sandbox.StateRunning
 	b.watchModel()
+	b.watchAll(ctx)
 	return nil
+}
+
+// watchAll waits for the ends of the execs that run: a sandbox that has one is not
+// idle.
+func (b *box) watchAll(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, adoptPatience)
+	defer cancel()
+	list, err := b.h.Execs(ctx)
+	if err != nil {
+		b.n.log.WarnContext(ctx, "the execs of a sandbox are not known, and do not count as its use", "sandbox", b.id, "err", err)
+		return
+	}
+	for _, st := range list {
+		b.mu.Lock()
+		b.watched[st.ID] = true
+		b.mu.Unlock()
+		if !final(st) {
+			b.await(st, b.use())
+		}
+	}
 }
 
 // errLost says that a sandbox was not made when an earlier node ended.

@@ -152,6 +152,11 @@ func (b *box) watch(st sandbox.ExecState, done func()) {
 		return
 	}
 	b.tellExec("exec_started", st.ID)
+	b.await(st, done)
+}
+
+// await calls done when an exec has ended, and tells of it.
+func (b *box) await(st sandbox.ExecState, done func()) {
 	b.n.work.Go(func() {
 		defer done()
 		for !final(st) {
