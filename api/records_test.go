@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -248,7 +249,9 @@ func TestRecordsGoOverEveryConnection(t *testing.T) {
 			transport := &http.Transport{
 				ForceAttemptHTTP2: name == "http/2",
 				TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // the server's certificate is made here
-				Dial:              func(string, string) (net.Conn, error) { return net.Dial(addr.Network(), addr.String()) },
+				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+					return new(net.Dialer).DialContext(ctx, addr.Network(), addr.String())
+				},
 			}
 			url := "http://localhost"
 			if name == "https" || name == "http/2" {

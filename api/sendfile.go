@@ -103,9 +103,6 @@ func (c *conn) ReadFrom(r io.Reader) (int64, error) {
 	}
 }
 
-// sendBuffer is what a file is copied by where the kernel cannot send it: over TLS.
-const sendBuffer = 256 << 10
-
 // sendFile sends the range.
 func (w *response) sendFile(r *fileRange) error {
 	size := r.end - r.off

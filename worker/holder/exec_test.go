@@ -88,11 +88,10 @@ func TestWhatIsNoExec(t *testing.T) {
 	}
 	// Ids are names of folders.
 	for _, id := range []string{"..", ".", "-", "a"} {
-		st, err := r.c.Exec(r.ctx, sandbox.ExecSpec{ID: id}, process("echo", "hi"))
-		if err != nil {
+		if _, err := r.c.Exec(r.ctx, sandbox.ExecSpec{ID: id}, process("echo", "hi")); err != nil {
 			t.Fatal(err)
 		}
-		if st = r.wait(id); r.output(st, "stdout") != "hi\n" {
+		if st := r.wait(id); r.output(st, "stdout") != "hi\n" {
 			t.Errorf("%q: %s", id, describe(st))
 		}
 	}

@@ -36,7 +36,6 @@ type ledger struct {
 	used    amount
 	queued  int
 	refused map[string]int64
-	running int           // creates under way
 	free    chan struct{} // has an element for each create that may begin
 }
 

@@ -50,9 +50,6 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// The model is at this address of a namespace of its own.
-var modelAt = netip.MustParseAddrPort("198.51.100.2:8000")
-
 // lab is the model's namespace, beside the node's.
 type lab struct {
 	dir, model string

@@ -14,7 +14,7 @@ import (
 
 // Numbers of linux/netfilter/nfnetlink_log.h.
 const (
-	ulogPacket = unix.NFNL_SUBSYS_ULOG<<8 | 0
+	ulogPacket = unix.NFNL_SUBSYS_ULOG << 8
 	ulogConfig = unix.NFNL_SUBSYS_ULOG<<8 | 1
 
 	cfgCommand = 1

@@ -137,7 +137,7 @@ func TestTenMinutes(t *testing.T) {
 		f.is(true)
 		time.Sleep(10*time.Minute - 1)
 		f.is(true)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		f.is(false)
 		time.Sleep(time.Hour)
 		f.is(false)
