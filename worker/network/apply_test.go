@@ -13,7 +13,7 @@ import (
 // held connects and keeps the connection.
 func (g guest) held(t *testing.T, addr string) net.Conn {
 	t.Helper()
-	c, err := g.dial(addr)
+	c, err := g.dial(addr, patience)
 	if err != nil {
 		t.Fatalf("%s: %v", addr, err)
 	}
@@ -30,7 +30,7 @@ func alive(t *testing.T, what string, c net.Conn) {
 
 func cut(t *testing.T, what string, c net.Conn) {
 	t.Helper()
-	if err := exchange(c); err == nil {
+	if err := exchangeFor(c, brief); err == nil {
 		t.Errorf("%s goes on", what)
 	}
 }
@@ -70,7 +70,7 @@ func TestTightening(t *testing.T) {
 		t.Errorf("got generation %d and %+v, want 2", gen, s)
 	}
 	speaker.WriteTo([]byte("second"), from)
-	listener.SetReadDeadline(time.Now().Add(patience))
+	listener.SetReadDeadline(time.Now().Add(brief))
 	if _, err := listener.Read(make([]byte, 10)); err == nil {
 		t.Error("what a host says by itself on an old UDP flow is heard")
 	}

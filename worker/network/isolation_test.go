@@ -28,7 +28,7 @@ func TestNeverReached(t *testing.T) {
 	g.reaches(t, routerAddr+":443")
 	for _, addr := range []string{metadata, nodeAddr, g.Gateway.String(), other.Gateway.String(), lanHost, hostC} {
 		g.denied(t, addr+":80")
-		if err := exchange(g.udp(t, addr+":5000")); err == nil {
+		if err := exchangeFor(g.udp(t, addr+":5000"), brief); err == nil {
 			t.Errorf("UDP reaches %s", addr)
 		}
 	}
@@ -42,7 +42,7 @@ func TestNeverReached(t *testing.T) {
 		return err
 	})
 	g.denied(t, other.Addr.String()+":80")
-	if c, err := net.DialTimeout("tcp4", other.Addr.String()+":80", patience); err == nil {
+	if c, err := net.DialTimeout("tcp4", other.Addr.String()+":80", brief); err == nil {
 		c.Close()
 		t.Error("the node itself reaches into a guest that did not ask")
 	}
@@ -65,7 +65,7 @@ func TestNodesResolver(t *testing.T) {
 	if conn := g.udp(t, nodeAddr+":53"); exchangeOnly(conn) && heard(c) {
 		t.Error("the node's resolver is reached")
 	}
-	if err := exchange(g.udp(t, other.Gateway.String()+":53")); err == nil {
+	if err := exchangeFor(g.udp(t, other.Gateway.String()+":53"), brief); err == nil {
 		t.Error("another guest's answerer is reached")
 	}
 	if got := other.State().Denied; got > 0 {
@@ -211,8 +211,10 @@ func (w *world) listen(t *testing.T, addr string) net.PacketConn {
 	return c
 }
 
-func heard(c net.PacketConn) bool {
-	c.SetReadDeadline(time.Now().Add(patience))
+func heard(c net.PacketConn) bool { return heardFor(c, brief) }
+
+func heardFor(c net.PacketConn, wait time.Duration) bool {
+	c.SetReadDeadline(time.Now().Add(wait))
 	_, _, err := c.ReadFrom(make([]byte, 100))
 	return err == nil
 }
@@ -229,7 +231,7 @@ func TestSpoofedFrames(t *testing.T) {
 	broadcast := net.HardwareAddr{255, 255, 255, 255, 255, 255}
 	c := w.listen(t, hostA+":6000")
 	frame(t, g.NetnsPath, unix.ETH_P_IP, mac, datagram(g.Addr, netip.MustParseAddr(hostA), 6000))
-	if !heard(c) {
+	if !heardFor(c, patience) {
 		t.Fatal("a frame that is allowed is not heard: the test proves nothing")
 	}
 	for name, src := range map[string]netip.Addr{"another guest": other.Addr, "the gateway": g.Gateway, "a host": netip.MustParseAddr(hostB),

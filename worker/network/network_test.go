@@ -26,7 +26,7 @@ func TestByCIDRAndPort(t *testing.T) {
 	g.denied(t, hostA+":9000")
 	g.denied(t, hostC+":80")
 	g.denied(t, lanHost+":80")
-	if err := exchange(g.udp(t, hostA+":5000")); err == nil {
+	if err := exchangeFor(g.udp(t, hostA+":5000"), brief); err == nil {
 		t.Error("UDP to a host of which only TCP is allowed")
 	}
 	got := g.State()
@@ -67,7 +67,7 @@ func TestDenialIsTold(t *testing.T) {
 	lab(t)
 	n := open(t, network.Config{})
 	g := take(t, n, "a", sandbox.Rule{CIDR: hostA})
-	if _, err := g.dial(hostB + ":80"); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := g.dial(hostB+":80", patience); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("TCP: got %v, want it refused", err)
 	}
 	if err := exchange(g.udp(t, hostB+":5000")); !errors.Is(err, syscall.EHOSTUNREACH) {
