@@ -77,7 +77,9 @@ func TestATimeoutEndsTheCommandAndNotTheSession(t *testing.T) {
 	if st.Reason != sandbox.ExecReasonTimeout || r.output(st, "stdout") != "term\n" {
 		t.Errorf("%s: %q", describe(st), r.output(st, "stdout"))
 	}
-	started := r.say(sandbox.ExecSpec{}, "echo began; while :; do :; done")
+	// True comes first: an interrupt keeps a status of 128 and more, and until something
+	// of the command has ended bash has that of the command before.
+	started := r.say(sandbox.ExecSpec{}, "true; echo began; while :; do :; done")
 	if _, err := r.c.WaitExec(r.ctx, started.ID, 0, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -85,10 +87,19 @@ func TestATimeoutEndsTheCommandAndNotTheSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.want(r.wait(started.ID), 130, sandbox.ExecReasonExited)
-	started = r.say(sandbox.ExecSpec{}, "echo began; sleep 1000")
+	started = r.say(sandbox.ExecSpec{}, "true; echo began; sleep 1000")
 	if _, err := r.c.WaitExec(r.ctx, started.ID, 0, 0); err != nil {
 		t.Fatal(err)
 	}
+	r.waitFor("both of sleep", func() bool { // killed before it began, the status would be bash's own
+		n := 0
+		for _, name := range r.commands() {
+			if name == "sleep" {
+				n++
+			}
+		}
+		return n == 2
+	})
 	if err := r.c.Signal(r.ctx, started.ID, 9); err != nil {
 		t.Fatal(err)
 	}
