@@ -203,6 +203,11 @@ func (r *workerRig) endWorker() {
 	}
 	_ = r.worker.Process.Signal(syscall.SIGTERM)
 	_ = r.worker.Wait()
+	// The parent of a worker's groups is its operator's, and here the test's.
+	parents, _ := filepath.Glob("/sys/fs/cgroup/*/" + r.group())
+	for _, p := range append(parents, filepath.Join("/sys/fs/cgroup", r.group())) {
+		_ = syscall.Rmdir(p)
+	}
 }
 
 func TestAnAgentsLoopInPython(t *testing.T) {

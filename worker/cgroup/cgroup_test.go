@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,6 +28,11 @@ func openTree(t *testing.T) *cgroup.Tree {
 	t.Cleanup(func() {
 		if err := tree.Remove(); err != nil {
 			t.Error(err)
+		}
+		// Other tests may have groups below it.
+		parents, _ := filepath.Glob("/sys/fs/cgroup/*/quarrytest")
+		for _, p := range append(parents, "/sys/fs/cgroup/quarrytest") {
+			_ = syscall.Rmdir(p)
 		}
 	})
 	return tree
