@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"quarry/e2e/vm"
@@ -34,9 +35,13 @@ func TestNetworkOnKernels(t *testing.T) {
 		t.Fatalf("build the tests: %v: %s", err, out)
 	}
 	for _, k := range kernels {
+		modules := networkModules
+		if k == kernels[0] {
+			modules = append(slices.Clone(modules), "nft_objref") // a part of nf_tables since 6.2
+		}
 		t.Run(k.Suite, func(t *testing.T) {
 			t.Parallel()
-			runGuest(t, vm.Machine{Kernel: k, Share: dir, Script: networkScript, Modules: networkModules})
+			runGuest(t, vm.Machine{Kernel: k, Share: dir, Script: networkScript, Modules: modules})
 		})
 	}
 }

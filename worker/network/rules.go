@@ -95,7 +95,7 @@ func (t *table) probe() error {
 		r.destroy(c)
 	})
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("the kernel lacks a part of nftables (modules nft_ct, nft_limit, nft_connlimit, nft_masq, nft_reject_ipv4): %w", err)
+		return fmt.Errorf("the kernel lacks a part of nftables (modules nft_ct, nft_limit, nft_connlimit, nft_masq, nft_reject_ipv4, before Linux 6.2 nft_objref): %w", err)
 	}
 	return err
 }
