@@ -31,8 +31,8 @@ func TestTimeouts(t *testing.T) {
 		"those, with SIGTERM":          {"setsid sleep 60 & setsid sh -c 'setsid sleep 61 & sleep 62' & sleep 63", 100, 143},
 		"the leader ends, a child not": {"trap 'exit 4' TERM; sh -c \"trap '' TERM; while :; do sleep 0.1; done\" & wait", 60_000, 4},
 	} {
-		st := r.run(sandbox.ExecSpec{Timeout: 300, KillGrace: c.grace, MaxOutput: 100}, c.command)
-		if st.Reason != sandbox.ExecReasonTimeout || st.ExitCode == nil || *st.ExitCode != c.code || st.Ran < 300 {
+		st := r.run(sandbox.ExecSpec{Timeout: 1500, KillGrace: c.grace, MaxOutput: 100}, c.command)
+		if st.Reason != sandbox.ExecReasonTimeout || st.ExitCode == nil || *st.ExitCode != c.code || st.Ran < 1500 {
 			t.Errorf("%s: %s, ran %d", name, describe(st), st.Ran)
 		}
 		if names := r.commands(); len(names) > 0 {
@@ -82,7 +82,7 @@ func TestSignals(t *testing.T) {
 // A second kill does not wait for the grace of the first.
 func TestAKillInTheGraceOfATimeout(t *testing.T) {
 	r := newRig(t)
-	id := r.start(sandbox.ExecSpec{Timeout: 1000, KillGrace: 3_600_000}, "trap 'echo term' TERM; while :; do sleep 0.01; done").ID
+	id := r.start(sandbox.ExecSpec{Timeout: 2000, KillGrace: 3_600_000}, "trap 'echo term' TERM; while :; do sleep 0.01; done").ID
 	r.waitOutput(id, "term")
 	if err := r.c.Signal(r.ctx, id, 9); err != nil {
 		t.Fatal(err)

@@ -73,7 +73,7 @@ func TestATimeoutEndsTheCommandAndNotTheSession(t *testing.T) {
 	if st.Reason != sandbox.ExecReasonTimeout || *st.ExitCode != 137 || r.output(st, "stdout") != "a\n" || st.Message != "" {
 		t.Error(describe(st))
 	}
-	st = r.wait(r.say(sandbox.ExecSpec{Timeout: 200, KillGrace: 1000}, "sh -c 'trap \"echo term; exit\" TERM; while :; do sleep 0.01; done'; echo b").ID)
+	st = r.wait(r.say(sandbox.ExecSpec{Timeout: 2000, KillGrace: 1000}, "sh -c 'trap \"echo term; exit\" TERM; while :; do sleep 0.01; done'; echo b").ID)
 	if st.Reason != sandbox.ExecReasonTimeout || r.output(st, "stdout") != "term\n" {
 		t.Errorf("%s: %q", describe(st), r.output(st, "stdout"))
 	}
