@@ -168,6 +168,7 @@ func (o *workerOptions) serve(ctx context.Context, n *node.Node, guard *access.G
 			c.Authorize, c.HostAllowed = guard.Authorize, nil
 		}
 	})
+	registry.MustRegister(newNodeMetrics(n.Status))
 	if guard != nil {
 		registry.MustRegister(guard.Collectors()...)
 	}
