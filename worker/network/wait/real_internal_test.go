@@ -203,10 +203,16 @@ func TestAGuestThatSendsMuch(t *testing.T) {
 	if n > most && took < 20*time.Second {
 		t.Errorf("%v of %d packets in %s were copied, more than %v", n, writes, took, most)
 	}
+	// It was paused before, and may be in between: only after the last packet has been
+	// seen does a pause last.
+	resumed := 0
+	for last := -1; last != resumed; time.Sleep(300 * time.Millisecond) {
+		last = resumed
+		g.mu.Lock()
+		resumed = len(g.wakes)
+		g.mu.Unlock()
+	}
 	g.until("paused", g.isPaused)
-	g.mu.Lock()
-	resumed := len(g.wakes)
-	g.mu.Unlock()
 	m.Write([]byte("answer"))
 	if w := g.woken(resumed + 1); w.Why != Answer {
 		t.Errorf("resumed for %s", w.Why)
