@@ -207,14 +207,17 @@ func (m *machine) fromModel(p packet, now time.Time) bool {
 		*c = conn{at: now, asked: c.asked, acked: c.acked, began: c.began && c.asked == p.ack}
 	}
 	kick := false
+	fresh := p.size > 0 && (!c.heard || c.gap || !old(p, c.answered))
 	if p.acks {
 		switch ahead := int32(p.ack - c.asked); {
 		case !c.began:
 			c.asked, c.acked, c.began = p.ack, p.ack, true
 		case ahead > 0:
-			// It has what was not seen here.
+			// It has what was not seen here, and may answer it in the same packet.
 			c.asked, c.acked = p.ack, p.ack
-			kick = m.asked(c, true, now)
+			if !fresh {
+				kick = m.asked(c, true, now)
+			}
 		case int32(p.ack-c.acked) > 0:
 			c.acked = p.ack
 		}
@@ -223,7 +226,7 @@ func (m *machine) fromModel(p packet, now time.Time) bool {
 	if p.fin {
 		c.closed, c.waiting = true, false
 	}
-	if p.size == 0 || c.heard && !c.gap && old(p, c.answered) {
+	if !fresh {
 		if p.fin {
 			kick = m.toRun(Closed, now) || kick
 		}
