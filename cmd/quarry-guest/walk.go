@@ -45,12 +45,19 @@ func (h *helper) list() error {
 	return nil
 }
 
+// openFolder opens a folder to read it. Without follow it opens none by a link: gVisor
+// looks at O_NOFOLLOW of a folder only with O_PATH.
 func openFolder(dir int, name string, follow bool) (int, error) {
-	flags := unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
-	if !follow {
-		flags |= unix.O_NOFOLLOW
+	const flags = unix.O_DIRECTORY | unix.O_CLOEXEC
+	if follow {
+		return unix.Openat(dir, name, unix.O_RDONLY|flags, 0)
 	}
-	return unix.Openat(dir, name, flags, 0)
+	at, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|flags, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(at)
+	return unix.Openat(at, ".", unix.O_RDONLY|flags, 0)
 }
 
 // found is one name of a folder.

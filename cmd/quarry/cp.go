@@ -175,6 +175,9 @@ func copyIn(ctx context.Context, c *client.Client, source, id, path string, stdi
 	if st.IsDir() {
 		return copyFolderIn(ctx, c, source, id, path)
 	}
+	if !st.Mode().IsRegular() {
+		return fmt.Errorf("%s is neither a file nor a folder: give - and the content on stdin", source)
+	}
 	f, err := os.Open(source)
 	if err != nil {
 		return err

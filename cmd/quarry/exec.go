@@ -141,6 +141,12 @@ func runExec(ctx context.Context, o execOptions, stdin io.Reader, stdout, stderr
 	if err != nil {
 		return err
 	}
+	if dropped := st.Stdout.Dropped + st.Stderr.Dropped; dropped > 0 {
+		fmt.Fprintf(stderr, "quarry: %d bytes of output came after what is kept, and are lost: --max-output BYTES keeps more of each stream\n", dropped)
+	}
+	if st.Message != "" {
+		fmt.Fprintf(stderr, "quarry: %s\n", oneLine(st.Message))
+	}
 	return execStatus(st)
 }
 
@@ -149,7 +155,7 @@ func execStatus(st sandbox.ExecState) error {
 	switch st.Reason {
 	case sandbox.ExecReasonExited, sandbox.ExecReasonSignaled, sandbox.ExecReasonKilled, sandbox.ExecReasonNotFound, sandbox.ExecReasonNoExec, sandbox.ExecReasonSyntax:
 	default:
-		return fmt.Errorf("the command ended by %s: %s", st.Reason, st.Message)
+		return fmt.Errorf("the command ended by %s", st.Reason)
 	}
 	if st.ExitCode == nil {
 		return fmt.Errorf("the command has no exit status: %s %s", st.Reason, st.Message)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -23,6 +24,7 @@ import (
 	"quarry/worker"
 	"quarry/worker/network/wait"
 	"quarry/worker/node"
+	"quarry/worker/sandbox"
 )
 
 // workerListen is the default address of a worker's API.
@@ -144,7 +146,7 @@ func runWorker(ctx context.Context, o workerOptions, stdout, stderr io.Writer) e
 	if err != nil {
 		return errors.Join(err, o.net.close(cfg.Network))
 	}
-	err = o.serve(ctx, n, guard, registry, log, stdout)
+	err = o.serve(ctx, n, wk, guard, registry, log, stdout)
 	return errors.Join(err, n.Close(), o.net.close(cfg.Network))
 }
 
@@ -159,7 +161,7 @@ func (o *workerOptions) guard(wk *worker.Worker, log *slog.Logger) (*access.Guar
 }
 
 // serve serves TCP and the folder's socket until ctx ends.
-func (o *workerOptions) serve(ctx context.Context, n *node.Node, guard *access.Guard, registry *prometheus.Registry, log *slog.Logger, stdout io.Writer) error {
+func (o *workerOptions) serve(ctx context.Context, n *node.Node, wk *worker.Worker, guard *access.Guard, registry *prometheus.Registry, log *slog.Logger, stdout io.Writer) error {
 	cfg := sandboxes.Config{Node: n, MetricsOpen: o.doors.metricsOpen, Registry: registry, Log: log, Page: page.New(n, nil)}
 	local := sandboxes.NewHandler(cfg)
 	public := local.With(func(c *sandboxes.Config) {
@@ -189,6 +191,7 @@ func (o *workerOptions) serve(ctx context.Context, n *node.Node, guard *access.G
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var g errgroup.Group
+	g.Go(func() error { keepReading(ctx, n, wk, log); return nil })
 	for l, h := range map[net.Listener]*sandboxes.Handler{unix: local, netutil.LimitListener(tcp, o.maxConnections): public} {
 		g.Go(func() error {
 			defer cancel()
@@ -196,6 +199,32 @@ func (o *workerOptions) serve(ctx context.Context, n *node.Node, guard *access.G
 		})
 	}
 	return g.Wait()
+}
+
+// readerEvery is how often a worker with sandboxes looks after reader and keeper: the
+// death of both is a stall of their images' reads, and of no more.
+const readerEvery = 2 * time.Second
+
+// keepReading makes sure that reader and keeper run while there are sandboxes, until
+// ctx ends.
+func keepReading(ctx context.Context, n *node.Node, wk *worker.Worker, log *slog.Logger) {
+	tick := time.NewTicker(readerEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		s, err := n.Status(ctx)
+		live := s.Sandboxes[sandbox.StateRunning] + s.Sandboxes[sandbox.StatePaused]
+		if err == nil && live > 0 {
+			err = wk.EnsureReader(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
+			log.WarnContext(ctx, "the reader of images is not well", "err", err)
+		}
+	}
 }
 
 // workerSocket is where a worker serves the owner of its folder.

@@ -103,6 +103,7 @@ def main():
     box.call("POST", "tar", 204, params={"path": "/tmp"}, data=tar_of(PROJECT))
     code, out, err, _ = box.run("python3 -m pytest -q -p no:cacheprovider", cwd="/tmp/project")
     assert code == 1 and b"1 failed" in out, (code, out, err)
+    assert box.run("python3 -c 'import socket; print(socket.gethostbyname(\"localhost\"))'")[1] == b"127.0.0.1\n"
     step("the tests fail")
 
     # What an agent does: look, think (paused), edit, test. Reading does not wake it.

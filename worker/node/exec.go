@@ -162,11 +162,11 @@ func (b *box) await(st sandbox.ExecState, done func()) {
 		for !final(st) {
 			next, err := b.h.WaitExec(b.n.life, st.ID, maxOffset, maxOffset)
 			switch {
+			case b.n.life.Err() != nil || errors.Is(err, sandbox.ErrExecUnknown):
+				return // the next node tells of its end
 			case err == nil:
 				st = next
 				continue
-			case b.n.life.Err() != nil || errors.Is(err, sandbox.ErrExecUnknown):
-				return
 			}
 			select {
 			case <-b.dead:

@@ -72,6 +72,11 @@ func (b *box) bundle(ctx context.Context, im *folder.Image) (*specs.Spec, error)
 	if gifts = append(gifts, more...); len(gifts) > 0 && len(asked.Entrypoint) > 0 {
 		return nil, invalid("the image has no %s, and a sandbox with a first process of its own is given only what the image has a place for", gifts[0].target)
 	}
+	if bare, err := lacks(ctx, mt.Root(), hostsFile); err != nil {
+		return nil, err
+	} else if bare && b.n.c.Guest != "" {
+		gifts = append(gifts, gift{text: hosts(asked.Hostname), target: hostsFile})
+	}
 	b.mu.Lock()
 	b.gifts = gifts
 	b.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"quarry/nbd/attach"
+	"quarry/worker/guest"
 	"quarry/worker/sandbox"
 )
 
@@ -122,9 +123,49 @@ func hasPlace(root, target string, folder bool) bool {
 	return st.Mode&unix.S_IFMT == kind
 }
 
+// hostsFile is where a guest looks up localhost and its own name.
+const hostsFile = "/etc/hosts"
+
+// lacks reports whether an image has no such file, or an empty one.
+func lacks(ctx context.Context, root, path string) (bool, error) {
+	found := make(chan bool, 1)
+	go func() { // ends with its reads
+		at, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			found <- false
+			return
+		}
+		defer unix.Close(at)
+		fd, err := unix.Openat2(at, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+		if err != nil {
+			found <- errors.Is(err, unix.ENOENT)
+			return
+		}
+		defer unix.Close(fd)
+		var st unix.Stat_t
+		found <- unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size == 0
+	}()
+	select {
+	case ok := <-found:
+		return ok, nil
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+}
+
+// hosts is the text of a guest's hosts file.
+func hosts(name string) string {
+	text := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+	if name != "" {
+		text += "127.0.1.1\t" + name + "\n"
+	}
+	return text
+}
+
 // gift is a file or folder of the host that a guest is given once it runs, because the
 // image has no place for it.
 type gift struct {
+	text   string // content of a file that the guest may change, or else
 	host   string // path of a file of ours, or else
 	share  string // name of a share
 	target string
@@ -168,7 +209,10 @@ func (b *box) giveAll(ctx context.Context) error {
 	f := b.newFiles()
 	for _, g := range gifts {
 		var err error
-		if g.host != "" {
+		if g.text != "" {
+			mode := uint32(0o644)
+			_, err = f.Write(ctx, g.target, sandbox.WriteOptions{Size: int64(len(g.text)), Mode: &mode, MkDirs: true}, guest.Owner{}, strings.NewReader(g.text))
+		} else if g.host != "" {
 			err = f.Give(ctx, g.host, g.target)
 		} else {
 			err = b.n.give(ctx, f, sandbox.Share{Name: g.share, Target: g.target})

@@ -1,0 +1,118 @@
+package e2e_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"syscall"
+	"testing"
+	"time"
+
+	"quarry/e2e/lab"
+	"quarry/worker/sandbox"
+)
+
+// tarWith is a tar of links and files, in the order that they are given.
+func tarWith(t *testing.T, entries ...tar.Header) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range entries {
+		h.Mode = 0o644
+		check(t, w.WriteHeader(&h))
+	}
+	check(t, w.Close())
+	return b.Bytes()
+}
+
+// TestATarStaysBelowItsFolder unpacks tars whose links lead out, in a guest of runsc, which
+// opens a folder by a link where Linux does not.
+func TestATarStaysBelowItsFolder(t *testing.T) {
+	r := newWorkerRig(t, "debian")
+	c := r.client()
+	sb, err := c.Create(t.Context(), sandbox.Spec{Image: "t/task", MemoryMB: 128, DiskMB: 64}, "")
+	check(t, err)
+	must := func(shell, want string) {
+		t.Helper()
+		code, out, err := run(t.Context(), c, sb.ID, sandbox.ExecSpec{Shell: shell})
+		if err != nil || code != 0 || out != want {
+			t.Errorf("%s: %d %q %v, want %q", shell, code, out, err, want)
+		}
+	}
+	must("mkdir -p /d /victim && echo mine >/victim/file && ln -s /victim /d/planted", "")
+	link := func(name, to string) tar.Header {
+		return tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: to}
+	}
+	for name, raw := range map[string][]byte{
+		"a file by a link of the tar":       tarWith(t, link("s", "/victim"), tar.Header{Typeflag: tar.TypeReg, Name: "s/new"}),
+		"by one that goes up":               tarWith(t, link("u", "../victim"), tar.Header{Typeflag: tar.TypeReg, Name: "u/new"}),
+		"by one that the guest has planted": tarWith(t, tar.Header{Typeflag: tar.TypeReg, Name: "planted/new"}),
+		"a hard link by a link":             tarWith(t, link("l", "/"), tar.Header{Typeflag: tar.TypeLink, Name: "h", Linkname: "l/victim/file"}),
+	} {
+		err := c.TarUp(t.Context(), sb.ID, "/d", bytes.NewReader(raw))
+		t.Logf("%s: %v", name, err)
+	}
+	must("ls /victim; stat -c %h /victim/file", "file\n1\n")
+	// Removing a folder removes the link in it, and nothing of what it leads to.
+	check(t, c.RemoveFile(t.Context(), sb.ID, "/d"))
+	must("cat /victim/file; ls /d 2>/dev/null | wc -l", "mine\n0\n")
+	_, err = c.Delete(t.Context(), sb.ID)
+	check(t, err)
+	r.nothingLeftOf()
+}
+
+// TestReaderAndKeeperDieUnderSandboxes kills both: the worker brings them back, and reads
+// wait so long and no longer.
+func TestReaderAndKeeperDieUnderSandboxes(t *testing.T) {
+	r := newWorkerRig(t, "debian")
+	c := r.client()
+	sb, err := c.Create(t.Context(), sandbox.Spec{Image: "t/task", MemoryMB: 128, DiskMB: 64}, "")
+	check(t, err)
+	for _, role := range []string{"keeper", "reader"} {
+		pids, err := lab.Find(role, r.path("w"))
+		check(t, err)
+		if len(pids) == 0 {
+			t.Fatalf("no %s runs", role)
+		}
+		for _, pid := range pids {
+			check(t, syscall.Kill(pid, syscall.SIGKILL))
+		}
+	}
+	code, out, err := run(t.Context(), c, sb.ID, sandbox.ExecSpec{Shell: "cat /usr/bin/perl /usr/bin/python3* >/dev/null 2>&1; echo read"})
+	if err != nil || code != 0 || out != "read\n" {
+		t.Errorf("%d %q %v", code, out, err)
+	}
+	end, err := c.Delete(t.Context(), sb.ID)
+	if err != nil || end.Evidence.ImageIOErrors != 0 {
+		t.Errorf("%+v, %v", end, err)
+	}
+	r.nothingLeftOf()
+}
+
+// TestAWorkerEndsBesideCommands ends a worker while commands run that never end, and
+// the next one has them.
+func TestAWorkerEndsBesideCommands(t *testing.T) {
+	r := newWorkerRig(t, "debian")
+	c := r.client()
+	sb, err := c.Create(t.Context(), sandbox.Spec{Image: "t/task", MemoryMB: 128, DiskMB: 64}, "")
+	check(t, err)
+	_, err = c.Start(t.Context(), sb.ID, sandbox.ExecSpec{ID: "endless", Argv: []string{"sleep", "100000"}})
+	check(t, err)
+	check(t, r.worker.Process.Signal(syscall.SIGTERM))
+	ended := make(chan error, 1)
+	go func() { ended <- r.worker.Wait() }() // ends with the worker
+	select {
+	case err := <-ended:
+		check(t, err)
+	case <-time.After(2 * time.Minute):
+		t.Fatal("the worker waits for the command")
+	}
+	r.startWorker()
+	c = r.client()
+	st, err := c.ExecState(t.Context(), sb.ID, "endless", 0)
+	if err != nil || st.State != sandbox.ExecRunning {
+		t.Errorf("the command: %+v, %v", st, err)
+	}
+	_, err = c.Delete(t.Context(), sb.ID)
+	check(t, err)
+	r.nothingLeftOf()
+}
