@@ -3,10 +3,15 @@ package e2e_test
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
 
+	"quarry/api/sandboxes"
 	"quarry/e2e/lab"
 	"quarry/worker/sandbox"
 )
@@ -115,4 +120,52 @@ func TestAWorkerEndsBesideCommands(t *testing.T) {
 	_, err = c.Delete(t.Context(), sb.ID)
 	check(t, err)
 	r.nothingLeftOf()
+}
+
+// TestAtItsProcessLimitASandboxIsToldSo fills a sandbox with processes: what cannot run
+// then is the sandbox's own doing, and not the node's.
+func TestAtItsProcessLimitASandboxIsToldSo(t *testing.T) {
+	r := newWorkerRig(t, "debian")
+	c := r.client()
+	sb, err := c.Create(t.Context(), sandbox.Spec{Image: "t/task", MemoryMB: 256, DiskMB: 64, PIDs: 16}, "")
+	check(t, err)
+	_, err = c.Start(t.Context(), sb.ID, sandbox.ExecSpec{ID: "fill", Argv: []string{"perl", "-e", "while (1) { my $p = fork; if (defined $p && !$p) { sleep 100000 } select(undef, undef, undef, 0.01) }"}})
+	check(t, err)
+	var st sandbox.ExecState
+	for n := 0; st.Reason != sandbox.ExecReasonProcess; n++ {
+		if n == 400 {
+			t.Fatalf("never at its limit: %+v", st)
+		}
+		a, err := c.Exec(t.Context(), sb.ID, sandboxes.ExecRequest{ExecSpec: sandbox.ExecSpec{ID: fmt.Sprintf("e%d", n), Argv: []string{"/bin/true"}}})
+		check(t, err)
+		st = a.ExecState
+		time.Sleep(10 * time.Millisecond)
+	}
+	if _, err := c.StatFile(t.Context(), sb.ID, "/etc"); !errors.Is(err, sandbox.ErrNoProcess) {
+		t.Errorf("a file call: %v", err)
+	}
+	_, err = c.Delete(t.Context(), sb.ID)
+	check(t, err)
+	r.nothingLeftOf()
+}
+
+// TestTwoSharesAreNotAtOneTarget gives a second one where the first is.
+func TestTwoSharesAreNotAtOneTarget(t *testing.T) {
+	dir := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(dir, "a"), []byte("given"), 0o644))
+	r := newWorkerRig(t, "debian", "--share", "s="+dir)
+	c := r.client()
+	sb, err := c.Create(t.Context(), sandbox.Spec{Image: "t/task", MemoryMB: 128, DiskMB: 64}, "")
+	check(t, err)
+	check(t, c.Give(t.Context(), sb.ID, sandbox.Share{Name: "s/a", Target: "/given"}))
+	if err := c.Give(t.Context(), sb.ID, sandbox.Share{Name: "s/a", Target: "/given"}); !errors.Is(err, sandbox.ErrFileExists) {
+		t.Errorf("a second share at the target: %v", err)
+	}
+	check(t, c.Take(t.Context(), sb.ID, "/given"))
+	check(t, c.Give(t.Context(), sb.ID, sandbox.Share{Name: "s/a", Target: "/given"}))
+	if code, out, err := run(t.Context(), c, sb.ID, sandbox.ExecSpec{Argv: []string{"cat", "/given"}}); err != nil || code != 0 || out != "given" {
+		t.Errorf("%d %q %v", code, out, err)
+	}
+	_, err = c.Delete(t.Context(), sb.ID)
+	check(t, err)
 }

@@ -92,6 +92,7 @@ var errorTable = []errorRow{
 	{sandbox.ErrFileStuck, http.StatusGatewayTimeout, "file_stuck", true, sandbox.BlameAgent},
 	{sandbox.ErrTooLarge, http.StatusRequestEntityTooLarge, "payload_too_large", false, sandbox.BlameUser},
 	{sandbox.ErrDigest, http.StatusUnprocessableEntity, "digest_mismatch", true, sandbox.BlameUser},
+	{sandbox.ErrNoProcess, http.StatusConflict, "no_process", true, sandbox.BlameAgent},
 	{sandbox.ErrDiskFull, http.StatusInsufficientStorage, "disk_full", false, sandbox.BlameAgent},
 	{sandbox.ErrShare, http.StatusForbidden, "share_refused", false, sandbox.BlameUser},
 	{sandbox.ErrImagePending, http.StatusConflict, "image_pending", true, sandbox.BlameInfra},

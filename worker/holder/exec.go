@@ -296,10 +296,17 @@ func (x *execution) refused(err error) {
 	})
 }
 
+// noProcess ends what the Sentry says of a guest at its limit of processes: EAGAIN in
+// its words.
+const noProcess = "try again"
+
 // whyNot reads from the Sentry's words why a program did not start, and returns
 // what a shell would exit with.
 func whyNot(message string) (code int, reason string) {
 	const notExecutable, notFound = 126, 127
+	if strings.HasSuffix(message, noProcess) {
+		return notExecutable, sandbox.ExecReasonProcess
+	}
 	for _, words := range []string{"no such file or directory", "not a directory", "error finding executable"} {
 		if strings.Contains(message, words) && !strings.Contains(message, "permission denied") {
 			return notFound, sandbox.ExecReasonNotFound

@@ -160,7 +160,7 @@ func (b *box) explain(ctx context.Context, err error) error {
 // typed reports whether an error already is one of the contract's.
 func typed(err error) bool {
 	for _, e := range []error{
-		sandbox.ErrInvalid, sandbox.ErrUnknown, sandbox.ErrEnded, sandbox.ErrNotReady, sandbox.ErrExecUnknown, sandbox.ErrExecConflict,
+		sandbox.ErrInvalid, sandbox.ErrNoProcess, sandbox.ErrUnknown, sandbox.ErrEnded, sandbox.ErrNotReady, sandbox.ErrExecUnknown, sandbox.ErrExecConflict,
 		sandbox.ErrExecEnded, sandbox.ErrStdinOffset, sandbox.ErrCapacity, sandbox.ErrRate, sandbox.ErrFileNotFound, sandbox.ErrFileType,
 		sandbox.ErrFilePath, sandbox.ErrFileExists, sandbox.ErrFileStuck, sandbox.ErrTooLarge, sandbox.ErrDigest, sandbox.ErrDiskFull,
 		sandbox.ErrShare, sandbox.ErrUnsupported, sandbox.ErrImage, sandbox.ErrImagePending, sandbox.ErrImagePull, sandbox.ErrImageVerify,

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
+	"strings"
 
 	"quarry/worker/guest"
 	"quarry/worker/holder"
@@ -44,6 +46,9 @@ func (r runner) run(ctx context.Context, caps sentry.Capabilities, argv []string
 		Process: holder.Process{Argv: argv, WorkDir: "/", Capabilities: caps},
 		Program: f, Stdin: stdin, Stdout: stdout, Stderr: stderr,
 	})
+	if err != nil && strings.HasSuffix(err.Error(), "try again") { // EAGAIN in the Sentry's words
+		err = fmt.Errorf("%w: %w", sandbox.ErrNoProcess, err)
+	}
 	return st.Code, err
 }
 
@@ -197,7 +202,42 @@ func (n *Node) Give(ctx context.Context, id string, s sandbox.Share) error {
 	if err := n.checkShare(s); err != nil {
 		return err
 	}
-	return n.awakeFiles(ctx, id, func(f *guest.Files) error { return n.give(ctx, f, s) })
+	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
+		if err := b.awake(); err != nil {
+			return err
+		}
+		if !b.reserve(s.Target) {
+			return fmt.Errorf("%w: a share is at %s: take it away first", sandbox.ErrFileExists, s.Target)
+		}
+		err := n.give(ctx, f, s)
+		if err != nil {
+			b.unreserve(s.Target)
+		}
+		return err
+	})
+}
+
+// reserve notes that a share is to be at a target, where none is that this node has
+// given: two would lie one over the other.
+func (b *box) reserve(target string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.given == nil {
+		b.given = map[string]bool{}
+		for _, s := range b.j.Asked.Shares {
+			b.given[path.Clean(s.Target)] = true
+		}
+	}
+	target = path.Clean(target)
+	free := !b.given[target]
+	b.given[target] = true
+	return free
+}
+
+func (b *box) unreserve(target string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.given, path.Clean(target))
 }
 
 // give copies what a share names to a guest that runs.
@@ -212,5 +252,14 @@ func (n *Node) give(ctx context.Context, f *guest.Files, s sandbox.Share) error 
 
 // Take implements sandbox.Node.
 func (n *Node) Take(ctx context.Context, id, target string) error {
-	return n.awakeFiles(ctx, id, func(f *guest.Files) error { return f.Take(ctx, target) })
+	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
+		if err := b.awake(); err != nil {
+			return err
+		}
+		err := f.Take(ctx, target)
+		if err == nil {
+			b.unreserve(target)
+		}
+		return err
+	})
 }

@@ -27,6 +27,7 @@ var (
 	ErrFileStuck    = errors.New("the file does not read") // a reader that the guest blocks
 	ErrTooLarge     = errors.New("too large")
 	ErrDigest       = errors.New("content does not have that digest")
+	ErrNoProcess    = errors.New("the sandbox is at its limit of processes")
 	ErrDiskFull     = errors.New("no space left in the sandbox")
 	ErrShare        = errors.New("not a share of this node")
 	ErrImage        = errors.New("image not found")

@@ -52,6 +52,7 @@ const (
 	ExecReasonSyntax   = "syntax_error"   // a session's command that bash does not understand; nothing ran
 	ExecReasonNotFound = "not_found"      // no such program or working directory; nothing ran
 	ExecReasonNoExec   = "not_executable" // it cannot be executed; nothing ran
+	ExecReasonProcess  = "pids"           // the sandbox is at its limit of processes; nothing ran
 	ExecReasonLost     = "sandbox_ended"  // its sandbox ended under it
 )
 
