@@ -211,7 +211,10 @@ func (b *box) giveAll(ctx context.Context) error {
 		var err error
 		if g.text != "" {
 			mode := uint32(0o644)
-			_, err = f.Write(ctx, g.target, sandbox.WriteOptions{Size: int64(len(g.text)), Mode: &mode, MkDirs: true}, guest.Owner{}, strings.NewReader(g.text))
+			_, werr := f.Write(ctx, g.target, sandbox.WriteOptions{Size: int64(len(g.text)), Mode: &mode, MkDirs: true}, guest.Owner{}, strings.NewReader(g.text))
+			if werr != nil && ctx.Err() == nil { // a convenience, and its first process may have ended the sandbox
+				b.n.log.InfoContext(ctx, "a sandbox is without a file that it was to be given", "sandbox", b.id, "file", g.target, "err", werr)
+			}
 		} else if g.host != "" {
 			err = f.Give(ctx, g.host, g.target)
 		} else {
