@@ -85,37 +85,6 @@ await 60 gone $K "runtime_crash infra"
 await 30 noneLeft $K
 story "the Sentry was killed: $(endOf $K)"
 
-# The network, where this machine is the test's own: a service in a namespace, of which
-# one port is allowed.
-if [ $ATTACH = nbd ]; then
-	unshare -n sleep 1000 &
-	OUTSIDE=$!
-	await 10 test "$(readlink /proc/$OUTSIDE/ns/net)" != "$(readlink /proc/self/ns/net)"
-	ip link add out0 type veth peer name out1
-	ip link set out1 netns $OUTSIDE
-	ip addr add 203.0.113.1/24 dev out0
-	ip link set out0 up
-	in_outside() { nsenter -t $OUTSIDE -n "$@"; }
-	in_outside ip link set lo up
-	in_outside ip addr add 203.0.113.2/24 dev out1
-	in_outside ip link set out1 up
-	in_outside ip route add default via 203.0.113.1
-	mkdir -p $WORK/www
-	echo served >$WORK/www/file
-	in_outside httpd -p 203.0.113.2:80 -h $WORK/www
-	in_outside httpd -p 203.0.113.2:81 -h $WORK/www
-	await 10 wget -q -O /dev/null http://203.0.113.2/file
-	N=$(quarry create -e PATH=/bin --mem 96M --allow 203.0.113.2/32:80 t/one)
-	[ "$(quarry exec --timeout 60s $N busybox wget -q -O - http://203.0.113.2/file)" = served ] || fail "what is allowed is not reached: $(quarry exec $N busybox ip addr)"
-	! quarry exec --timeout 60s $N busybox wget -q -T 5 -O - http://203.0.113.2:81/file 2>/dev/null || fail "another port is reached"
-	! quarry exec --timeout 60s $N busybox wget -q -T 5 -O - http://203.0.113.1:7071/v1/images 2>/dev/null || fail "the node is reached"
-	! quarry exec --timeout 60s $S busybox wget -q -T 5 -O - http://203.0.113.2/file 2>/dev/null || fail "a sandbox without a policy reaches something"
-	quarry rm $N >/dev/null
-	await 30 noneLeft $N
-	killed $OUTSIDE
-	story "a policy allows one port and nothing else"
-fi
-
 quarry rm $S >/dev/null
 [ "$(endOf $S)" = "killed_by_user user" ] || fail "the record of a deleted sandbox: $(endOf $S)"
 await 30 noneLeft $S
