@@ -38,6 +38,7 @@ type workerOptions struct {
 	disk   byteSize
 	shares []string
 	net    networkFlags
+	paused pausedFlags
 
 	anyRunsc       bool
 	maxConnections int
@@ -76,6 +77,7 @@ exec, logs, cp and stats use it.`,
 	f.StringArrayVar(&o.shares, "share", nil, "NAME=DIR: a folder of this machine whose files may be given to sandboxes, read-only; may be repeated")
 	f.BoolVar(&o.anyRunsc, "any-runsc", false, "take a runsc of another version than "+runscVersion()+", which quarry is tested with")
 	f.StringArrayVar(&o.node.ModelEndpoints, "model-endpoint", nil, "HOST:PORT of a model, by plain TCP: a sandbox that waits for its answer is paused until it comes; may be repeated")
+	o.paused.flags(f)
 	o.net.flags(f)
 	f.IntVar(&o.maxConnections, "max-connections", api.MaxConnections, "connections at once; more wait")
 	return c
@@ -106,6 +108,9 @@ func runWorker(ctx context.Context, o workerOptions, stdout, stderr io.Writer) e
 	}
 	shares, err := sharesOf(o.shares)
 	if err != nil {
+		return err
+	}
+	if err := o.paused.fill(&o.node); err != nil {
 		return err
 	}
 	log := slog.New(slog.NewJSONHandler(stderr, nil))

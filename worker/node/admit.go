@@ -167,6 +167,13 @@ func (c Config) withDefaults(dir string) (Config, error) {
 	if err := checkEndpoints(c.ModelEndpoints); err != nil {
 		return c, err
 	}
+	var err error
+	if c.PausedMemory, err = ParsePausedMemory(string(c.PausedMemory)); err != nil {
+		return c, err
+	}
+	if c.MemoryHigh > 0 && c.MemoryHigh <= c.MemoryLow {
+		return c, fmt.Errorf("memory of paused sandboxes is taken below %d bytes until %d are available: want more for the second", c.MemoryLow, c.MemoryHigh)
+	}
 	memory, disk, pids, err := machine(dir)
 	if err != nil {
 		return c, err

@@ -34,6 +34,13 @@ type Config struct {
 	ModelEndpoints []string
 	Waits          *modelwait.Metrics // nil = counted for nobody
 
+	// PausedMemory says what becomes of the memory of paused sandboxes; "" is PausedReclaim.
+	// It is taken while less than MemoryLow bytes are available on the machine, or below
+	// the limit of the control group that the sandboxes are in, until MemoryHigh are; 0 is
+	// a tenth of all, and half as much again.
+	PausedMemory          PausedMemory
+	MemoryLow, MemoryHigh int64
+
 	CgroupParent string // below /sys/fs/cgroup; "" is /quarry
 
 	MaxSandboxes  int           // 0 is 256

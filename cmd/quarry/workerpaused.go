@@ -1,0 +1,33 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/pflag"
+
+	"quarry/worker/node"
+)
+
+// pausedFlags are the flags of worker about sandboxes that are paused.
+type pausedFlags struct {
+	memory    string
+	low, high byteSize
+}
+
+func (o *pausedFlags) flags(f *pflag.FlagSet) {
+	f.StringVar(&o.memory, "paused-memory", string(node.PausedReclaim), "what becomes of the memory of a paused sandbox: "+node.PausedMemories())
+	f.Var(&o.low, "memory-low", "memory of paused sandboxes is taken while less than this is available (default a tenth of all)")
+	f.Var(&o.high, "memory-high", "and until this is available (default half as much again as --memory-low)")
+}
+
+// fill puts them into a node's config.
+func (o *pausedFlags) fill(c *node.Config) (err error) {
+	if c.PausedMemory, err = node.ParsePausedMemory(o.memory); err != nil {
+		return fmt.Errorf("%w: --paused-memory: %w", errUsage, err)
+	}
+	c.MemoryLow, c.MemoryHigh = o.low.bytes, o.high.bytes
+	if c.MemoryHigh > 0 && c.MemoryHigh <= c.MemoryLow {
+		return fmt.Errorf("%w: --memory-high %s: want more than --memory-low", errUsage, o.high.text)
+	}
+	return nil
+}
