@@ -54,10 +54,10 @@ func TestFilesThroughTheAPI(t *testing.T) {
 	if err != nil || len(list) != 3 || list[2].Path != "/tmp/\xff\xfe" {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if _, _, err := run(ctx, c, id, sandbox.ExecSpec{Shell: "cd /tmp && mkfifo fifo && ln -s loop loop && ln -s /etc/hostname link && mkdir -p t/d && echo 1 > t/d/f && ln t/d/f t/d/g && ln -s ../../x t/d/l"}); err != nil {
+	if _, _, err := run(ctx, c, id, sandbox.ExecSpec{Shell: "cd /tmp && mkfifo fifo && ln -s loop loop && ln -s /etc/hostname link && mknod null c 1 3 && mknod zero c 1 5 && mkdir -p t/d && echo 1 > t/d/f && ln t/d/f t/d/g && ln -s ../../x t/d/l"}); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]error{"/tmp/fifo": sandbox.ErrFileType, "/tmp/loop": sandbox.ErrFilePath, "/dev/zero": sandbox.ErrFileType, "/tmp": sandbox.ErrFileType, "/none": sandbox.ErrFileNotFound} {
+	for name, want := range map[string]error{"/tmp/fifo": sandbox.ErrFileType, "/tmp/loop": sandbox.ErrFilePath, "/tmp/null": sandbox.ErrFileType, "/tmp/zero": sandbox.ErrFileType, "/dev/zero": sandbox.ErrFileType, "/tmp": sandbox.ErrFileType, "/none": sandbox.ErrFileNotFound} {
 		if _, err := c.ReadFile(ctx, id, name, sandbox.ReadOptions{Length: -1}, io.Discard); !errors.Is(err, want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -95,7 +95,7 @@ func (r *workerRig) pausedFiles(ctx context.Context, c *client.Client, id string
 	if i, err := c.ReadFile(ctx, id, "/root/big", sandbox.ReadOptions{Length: -1}, &got); err != nil || !bytes.Equal(got.Bytes(), big) || i.Size != int64(len(big)) {
 		t.Errorf("paused: %d bytes, %+v, %v", got.Len(), i, err)
 	}
-	for name, want := range map[string]error{"/tmp/fifo": sandbox.ErrFileStuck, "/tmp/link": sandbox.ErrFilePath, "/tmp": sandbox.ErrFileType, "/none": sandbox.ErrFileNotFound} {
+	for name, want := range map[string]error{"/tmp/fifo": sandbox.ErrFileStuck, "/tmp/null": sandbox.ErrNotReady, "/tmp/zero": sandbox.ErrNotReady, "/dev/null": sandbox.ErrFileType, "/tmp/link": sandbox.ErrFilePath, "/tmp": sandbox.ErrFileType, "/none": sandbox.ErrFileNotFound} {
 		if _, err := c.ReadFile(ctx, id, name, sandbox.ReadOptions{Length: -1}, io.Discard); !errors.Is(err, want) {
 			t.Errorf("paused, %s: %v", name, err)
 		}

@@ -17,12 +17,17 @@ import (
 // wholeMax is up to what size a file of a paused guest is kept in memory.
 const wholeMax = 1 << 20
 
+// ErrUnclear says that what came of a file of a paused guest does not tell whether it
+// is one: no byte comes of an empty file and of /dev/null, and no end of a device like
+// /dev/zero. The Sentry has no call that says the type. It is a sandbox.ErrNotReady,
+// since Read knows, in a guest that runs.
+var ErrUnclear = fmt.Errorf("%w: it is paused", sandbox.ErrNotReady)
+
 // ReadPaused is Read without a process of the guest, which may be paused. It reads the
 // whole file before the first byte is passed on, since nothing else says its size, and
 // knows neither mode nor owner nor time. A path must be UTF-8 and its last element no
-// symlink: the Sentry follows none there. What is not a regular file shows by what
-// comes of it: a fifo nothing, which is sandbox.ErrFileStuck after Limits.Paused, and
-// an endless device too much, which is sandbox.ErrTooLarge.
+// symlink: the Sentry follows none there. What may be a device is ErrUnclear, before
+// begin is called; a fifo is sandbox.ErrFileStuck after Limits.Paused.
 func (f *Files) ReadPaused(ctx context.Context, name string, o sandbox.ReadOptions, begin func(sandbox.FileInfo) error, w io.Writer) error {
 	p, err := f.resolve(name)
 	if err != nil {
@@ -34,8 +39,8 @@ func (f *Files) ReadPaused(ctx context.Context, name string, o sandbox.ReadOptio
 	if o.Offset < 0 || o.Length < -1 {
 		return fmt.Errorf("%w: offset %d and length %d", sandbox.ErrInvalid, o.Offset, o.Length)
 	}
-	if c := path.Clean(p); c == "/dev" || strings.HasPrefix(c, "/dev/") {
-		return fmt.Errorf("%w: %q is a device", sandbox.ErrFileType, p)
+	if c := path.Clean(p); (c == "/dev" || strings.HasPrefix(c, "/dev/")) && !strings.HasPrefix(c, "/dev/shm/") {
+		return fmt.Errorf("%w: %q is a device, and not a regular file", sandbox.ErrFileType, p)
 	}
 	k, err := f.cat(p)
 	if err != nil {
@@ -44,9 +49,12 @@ func (f *Files) ReadPaused(ctx context.Context, name string, o sandbox.ReadOptio
 	defer k.out.Close()
 	s := &spool{dir: f.c.Spool}
 	defer s.close()
-	if _, err := io.Copy(s, &catReader{ctx: ctx, k: k, idle: f.c.Limits.Paused, left: f.c.Limits.PausedBytes}); err != nil {
+	if _, err := io.Copy(s, &catReader{ctx: ctx, k: k, path: p, idle: f.c.Limits.Paused, most: f.c.Limits.PausedBytes}); err != nil {
 		f.giveUp(p, k)
 		return err
+	}
+	if s.size == 0 {
+		return fmt.Errorf("%w, and no byte came of %q, which is an empty file or a device: resume it and read again", ErrUnclear, p)
 	}
 	if err := begin(sandbox.FileInfo{Path: p, Type: sandbox.TypeFile, Size: s.size}); err != nil {
 		return err
@@ -203,14 +211,16 @@ func (f *Files) Close() {
 type catReader struct {
 	ctx  context.Context
 	k    *reading
+	path string
 	idle time.Duration
-	left int64
+	most int64
+	got  int64
 }
 
 func (r *catReader) Read(p []byte) (int, error) {
 	n, err := guard(r.ctx, r.idle, r.k.out.SetReadDeadline, func() (int, error) { return r.k.out.Read(p) })
-	if r.left -= int64(n); r.left < 0 {
-		return 0, fmt.Errorf("%w: more came than is read of a paused sandbox", sandbox.ErrTooLarge)
+	if r.got += int64(n); r.got > r.most {
+		return 0, fmt.Errorf("%w, and %q has more than the %d bytes that are read then, or is a device: resume it and read again", ErrUnclear, r.path, r.most)
 	}
 	if err != io.EOF {
 		return n, err

@@ -29,7 +29,7 @@ func readPaused(f *guest.Files, name string, o sandbox.ReadOptions) ([]byte, san
 }
 
 func TestAPausedGuestIsRead(t *testing.T) {
-	for _, n := range []int{0, 1, 64<<10 + 1, 1 << 20, 1<<20 + 1, 5 << 20} {
+	for _, n := range []int{1, 64<<10 + 1, 1 << 20, 1<<20 + 1, 5 << 20} {
 		b := content(n)
 		f := pausedFiles(t, guest.Limits{}, func(_ context.Context, p string, out *os.File) error {
 			if p != "/w/file" {
@@ -116,12 +116,27 @@ func TestAnEndlessFileOfAPausedGuestEnds(t *testing.T) {
 		}
 	}
 	f := pausedFiles(t, guest.Limits{PausedBytes: 8 << 20}, zero)
-	if _, _, err := readPaused(f, "zero", all); !errors.Is(err, sandbox.ErrTooLarge) {
-		t.Error(err)
+	if _, i, err := readPaused(f, "zero", all); !errors.Is(err, sandbox.ErrNotReady) || !errors.Is(err, guest.ErrUnclear) || i.Path != "" {
+		t.Error(i, err)
 	}
 	for _, name := range []string{"/dev/zero", "/w/../dev/tty", "\xff", ""} {
 		if _, _, err := readPaused(f, name, all); err == nil {
 			t.Errorf("%q is read", name)
 		}
+	}
+}
+
+// A null device gives what an empty file gives, wherever the guest has made it.
+func TestNoByteOfAPausedGuestIsNoFile(t *testing.T) {
+	f := pausedFiles(t, guest.Limits{}, func(context.Context, string, *os.File) error { return nil })
+	if _, i, err := readPaused(f, "null", all); !errors.Is(err, sandbox.ErrNotReady) || !errors.Is(err, guest.ErrUnclear) || i.Path != "" {
+		t.Error(i, err)
+	}
+	f = pausedFiles(t, guest.Limits{}, func(_ context.Context, _ string, out *os.File) error {
+		_, err := out.WriteString("x")
+		return err
+	})
+	if b, _, err := readPaused(f, "/dev/shm/x", all); err != nil || string(b) != "x" {
+		t.Errorf("a file of /dev/shm: %q, %v", b, err)
 	}
 }

@@ -118,7 +118,7 @@ func TestUnderRunscFilesAreExact(t *testing.T) {
 			}
 		}
 	}
-	v.sh(t, "mkfifo /tmp/fifo; ln -s loop /tmp/loop; ln -s /proc/self/fd/0 /tmp/in; mkdir /tmp/closed; echo x > /tmp/closed/f; chmod 0 /tmp/closed/f /tmp/closed; truncate -s 1099511627776 /tmp/sparse")
+	v.sh(t, "mknod /tmp/null c 1 3; mknod /tmp/zero c 1 5; ln -s /dev /tmp/dev; mkfifo /tmp/fifo; ln -s loop /tmp/loop; ln -s /proc/self/fd/0 /tmp/in; mkdir /tmp/closed; echo x > /tmp/closed/f; chmod 0 /tmp/closed/f /tmp/closed; truncate -s 1099511627776 /tmp/sparse")
 	for name, want := range map[string]error{
 		"fifo": sandbox.ErrFileType, "loop": sandbox.ErrFilePath, "/dev/zero": sandbox.ErrFileType, "in": sandbox.ErrFileType,
 		"/proc/self/fd/0": sandbox.ErrFileType, "sparse": sandbox.ErrTooLarge, "/tmp": sandbox.ErrFileType, "none": sandbox.ErrFileNotFound,
@@ -175,9 +175,9 @@ func TestUnderRunscAPausedGuestIsRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	v.sh(t, "mkfifo /tmp/fifo; ln -s loop /tmp/loop; ln -s small /tmp/link; truncate -s 1099511627776 /tmp/sparse; mkdir /tmp/d")
+	v.sh(t, "mknod /tmp/null c 1 3; mknod /tmp/zero c 1 5; ln -s /dev /tmp/dev; mkfifo /tmp/fifo; ln -s loop /tmp/loop; ln -s small /tmp/link; truncate -s 1099511627776 /tmp/sparse; mkdir /tmp/d")
 	must2(t, v.Pause(context.Background()))
-	for name, want := range map[string][]byte{"small": []byte("hello\n"), "empty": nil, "big": big} {
+	for name, want := range map[string][]byte{"small": []byte("hello\n"), "big": big} {
 		if b, i, err := readPaused(f, name, all); err != nil || !bytes.Equal(b, want) || i.Size != int64(len(want)) {
 			t.Errorf("%s: %d bytes, %+v, %v", name, len(b), i, err)
 		}
@@ -186,7 +186,8 @@ func TestUnderRunscAPausedGuestIsRead(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(b), err)
 	}
 	for name, want := range map[string]error{
-		"fifo": sandbox.ErrFileStuck, "loop": sandbox.ErrFilePath, "link": sandbox.ErrFilePath, "sparse": sandbox.ErrTooLarge, "d": sandbox.ErrFileType,
+		"fifo": sandbox.ErrFileStuck, "loop": sandbox.ErrFilePath, "link": sandbox.ErrFilePath, "sparse": guest.ErrUnclear, "empty": guest.ErrUnclear,
+		"null": guest.ErrUnclear, "zero": guest.ErrUnclear, "dev/null": guest.ErrUnclear, "dev/zero": guest.ErrUnclear, "d": sandbox.ErrFileType,
 		"none": sandbox.ErrFileNotFound, "small/x": sandbox.ErrFileType, "/dev/zero": sandbox.ErrFileType, "/proc/self/mem": sandbox.ErrFileType,
 		"/proc/1/mem": sandbox.ErrFileStuck, strings.Repeat("x", 256): sandbox.ErrFilePath,
 	} {

@@ -119,7 +119,16 @@ func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOpti
 				return err
 			}
 		}
-		return f.ReadPaused(ctx, path, o, begin, w)
+		err := f.ReadPaused(ctx, path, o, begin, w)
+		if !errors.Is(err, guest.ErrUnclear) {
+			return err
+		}
+		release, rerr := b.rise(ctx) // one that waits for its model may be asked, what a caller has paused not
+		if rerr != nil {
+			return err
+		}
+		defer release()
+		return f.Read(ctx, path, o, begin, w)
 	})
 }
 
