@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"quarry/internal/netns"
 	"quarry/worker/sandbox"
 )
 
@@ -29,7 +30,7 @@ func TestPausedForItsModel(t *testing.T) {
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, <-answers) })}
 	t.Cleanup(func() { s.Close() })
 	var listener net.Listener
-	check(t, inNetns(l.outside, func() (err error) { listener, err = net.Listen("tcp4", "203.0.113.10:8000"); return err }))
+	check(t, netns.Do(l.outside, func() (err error) { listener, err = net.Listen("tcp4", "203.0.113.10:8000"); return err }))
 	go s.Serve(listener) // ends with Close
 	flags := []string{"--model-endpoint", "203.0.113.10:8000"}
 	r := newWorkerRigIn(t, l.node, "cold", flags...)

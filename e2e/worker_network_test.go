@@ -9,19 +9,18 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/net/dns/dnsmessage"
-	"golang.org/x/sys/unix"
 
 	"quarry/api/sandboxes/client"
 	"quarry/internal/need"
+	"quarry/internal/netns"
+	"quarry/worker/network"
 	"quarry/worker/sandbox"
 )
 
@@ -35,30 +34,22 @@ func newNetLab(t *testing.T) *netLab {
 	t.Helper()
 	need.Root(t)
 	l := &netLab{t: t}
-	for _, p := range []*string{&l.node, &l.outside} {
-		cmd := exec.Command(need.Tool(t, "unshare"), "--net", "sleep", "600")
-		check(t, cmd.Start())
-		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		*p = fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
-	}
-	own := func(path string) uint64 {
-		var st unix.Stat_t
-		check(t, unix.Stat(path, &st))
-		return st.Ino
-	}
-	for own(l.node) == own("/proc/self/ns/net") || own(l.outside) == own("/proc/self/ns/net") { // until unshare did it
-		time.Sleep(time.Millisecond)
+	dir := t.TempDir()
+	for name, p := range map[string]*string{"node": &l.node, "outside": &l.outside} {
+		*p = filepath.Join(dir, name)
+		check(t, netns.Make(*p))
+		t.Cleanup(func() { check(t, netns.Remove(*p)) })
 	}
 	l.wire()
 	for _, a := range []string{"203.0.113.10", "203.0.113.11"} {
 		s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "page of %s at %s", r.Host, a) })}
 		t.Cleanup(func() { s.Close() })
 		var listener net.Listener
-		check(t, inNetns(l.outside, func() (err error) { listener, err = net.Listen("tcp4", a+":80"); return err }))
+		check(t, netns.Do(l.outside, func() (err error) { listener, err = net.Listen("tcp4", a+":80"); return err }))
 		go s.Serve(listener) // ends with Close
 	}
 	var c net.PacketConn
-	check(t, inNetns(l.outside, func() (err error) { c, err = net.ListenPacket("udp4", "192.0.2.1:53"); return err }))
+	check(t, netns.Do(l.outside, func() (err error) { c, err = net.ListenPacket("udp4", "192.0.2.1:53"); return err }))
 	t.Cleanup(func() { c.Close() })
 	go answerNames(c, map[string]string{"a.example.": "203.0.113.10", "b.example.": "203.0.113.11"})
 	return l
@@ -83,7 +74,7 @@ func (l *netLab) wire() {
 		}
 		return netlink.LinkSetUp(link)
 	}
-	check(l.t, inNetns(l.node, func() error {
+	check(l.t, netns.Do(l.node, func() error {
 		outside, err := os.Open(l.outside)
 		if err != nil {
 			return err
@@ -94,17 +85,17 @@ func (l *netLab) wire() {
 		return errors.Join(netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "up0", PeerNamespace: netlink.NsFd(int(outside.Fd()))}),
 			up("lo"), up("up0", "192.0.2.10/24"))
 	}))
-	check(l.t, inNetns(l.outside, func() error {
+	check(l.t, netns.Do(l.outside, func() error {
 		return errors.Join(up("lo", "203.0.113.10/32", "203.0.113.11/32"), up("up0", "192.0.2.1/24"))
 	}))
-	check(l.t, inNetns(l.node, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("192.0.2.1")}) }))
+	check(l.t, netns.Do(l.node, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("192.0.2.1")}) }))
 }
 
 // sandboxLinks are the interfaces of the node that are of sandboxes.
 func (l *netLab) sandboxLinks() (names []string) {
 	l.t.Helper()
-	check(l.t, inNetns(l.node, func() error {
-		links, err := netlink.LinkList()
+	check(l.t, netns.Do(l.node, func() error {
+		links, err := network.List(netlink.LinkList)
 		for _, x := range links {
 			if strings.HasPrefix(x.Attrs().Name, "q") {
 				names = append(names, x.Attrs().Name)
@@ -113,24 +104,6 @@ func (l *netLab) sandboxLinks() (names []string) {
 		return err
 	}))
 	return names
-}
-
-// inNetns runs fn in a namespace; sockets that it makes stay there.
-func inNetns(path string, fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err == nil {
-			err = unix.Setns(fd, unix.CLONE_NEWNET)
-			unix.Close(fd)
-		}
-		if err == nil {
-			err = fn()
-		}
-		done <- err
-	}()
-	return <-done
 }
 
 func answerNames(c net.PacketConn, zone map[string]string) {

@@ -22,6 +22,7 @@ var arrows = map[string][]string{
 	"internal/durable":    {},
 	"internal/strictjson": {},
 	"internal/proc":       {},
+	"internal/netns":      {},
 	"internal/rescue":     {},
 	"internal/wakeup":     {},
 	"internal/inflate":    {},

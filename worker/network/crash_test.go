@@ -29,7 +29,7 @@ func remains(t testing.TB, folder string) []string {
 	t.Helper()
 	var out []string
 	table, prefix := network.Names(folder)
-	links, err := netlink.LinkList()
+	links, err := network.List(netlink.LinkList)
 	if err != nil {
 		t.Fatal(err)
 	}

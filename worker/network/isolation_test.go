@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"quarry/internal/netns"
 	"quarry/worker/network"
 	"quarry/worker/sandbox"
 )
@@ -34,7 +35,7 @@ func TestNeverReached(t *testing.T) {
 	}
 	// Nothing of the guest's own is there to answer, so that a refused connection is
 	// told from one that nobody lets through.
-	inNS(other.NetnsPath, func() error {
+	netns.Do(other.NetnsPath, func() error {
 		l, err := net.Listen("tcp4", other.Addr.String()+":80")
 		if err == nil {
 			go echoTCP(l)
@@ -134,8 +135,8 @@ func TestWithoutRules(t *testing.T) {
 	if g.Veth != "" || g.Addr.IsValid() || len(g.ResolvConf()) > 0 {
 		t.Errorf("got %+v, want a bare namespace", g.Link)
 	}
-	err := inNS(g.NetnsPath, func() error {
-		links, err := netlink.LinkList()
+	err := netns.Do(g.NetnsPath, func() error {
+		links, err := network.List(netlink.LinkList)
 		if err != nil {
 			return err
 		}
@@ -164,7 +165,7 @@ func TestWithoutRules(t *testing.T) {
 // own would.
 func frame(t *testing.T, ns string, kind uint16, to net.HardwareAddr, body []byte) {
 	t.Helper()
-	err := inNS(ns, func() error {
+	err := netns.Do(ns, func() error {
 		link, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -204,7 +205,7 @@ func datagram(src, dst netip.Addr, port uint16) []byte {
 func (w *world) listen(t *testing.T, addr string) net.PacketConn {
 	t.Helper()
 	var c net.PacketConn
-	if err := inNS(w.ns, func() (err error) { c, err = net.ListenPacket("udp4", addr); return err }); err != nil {
+	if err := netns.Do(w.ns, func() (err error) { c, err = net.ListenPacket("udp4", addr); return err }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
@@ -256,7 +257,7 @@ func TestSpoofedFrames(t *testing.T) {
 	arp := append([]byte{0, 1, 8, 0, 6, 4, 0, 2}, mac...)
 	arp = append(append(arp, other.Addr.AsSlice()...), broadcast...)
 	frame(t, g.NetnsPath, unix.ETH_P_ARP, broadcast, append(arp, g.Gateway.AsSlice()...))
-	neighbours, err := netlink.NeighList(0, unix.AF_INET)
+	neighbours, err := network.List(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_INET) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +282,7 @@ func TestNoIPv6(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addrs, err := netlink.AddrList(link, netlink.FAMILY_V6)
+	addrs, err := network.List(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_V6) })
 	if err != nil || len(addrs) > 0 {
 		t.Errorf("got %v %v on the host's side, want nothing", addrs, err)
 	}
@@ -316,7 +317,7 @@ func TestTwoWorkers(t *testing.T) {
 	b.reaches(t, hostB+":80")
 	a.denied(t, hostB+":80")
 	b.denied(t, hostA+":80")
-	inNS(b.NetnsPath, func() error {
+	netns.Do(b.NetnsPath, func() error {
 		l, err := net.Listen("tcp4", b.Addr.String()+":80")
 		if err == nil {
 			go echoTCP(l)

@@ -21,9 +21,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/net/dns/dnsmessage"
-	"golang.org/x/sys/unix"
 
 	"quarry/internal/need"
+	"quarry/internal/netns"
 	"quarry/worker/network"
 	"quarry/worker/sandbox"
 )
@@ -97,19 +97,7 @@ func makeWorld() (*world, error) {
 		return nil, err
 	}
 	w := &world{ns: filepath.Join(dir, "outside")}
-	if err := os.WriteFile(w.ns, nil, 0o600); err != nil {
-		return nil, err
-	}
-	made := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			err = unix.Mount("/proc/thread-self/ns/net", w.ns, "", unix.MS_BIND, "")
-		}
-		made <- err
-	}()
-	if err := <-made; err != nil {
+	if err := netns.Make(w.ns); err != nil {
 		return nil, err
 	}
 	if err := w.wire(); err != nil {
@@ -148,7 +136,7 @@ func (w *world) wire() error {
 	if err := errors.Join(set("lo"), set("up0", nodeAddr+"/24")); err != nil {
 		return err
 	}
-	if err := inNS(w.ns, func() error {
+	if err := netns.Do(w.ns, func() error {
 		return errors.Join(set("lo", hostA+"/32", hostB+"/32", hostC+"/32", lanHost+"/32", metadata+"/32"), set("up0", routerAddr+"/24"),
 			os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0))
 	}); err != nil {
@@ -158,24 +146,6 @@ func (w *world) wire() error {
 		return err
 	}
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)
-}
-
-// inNS runs fn on a thread in a namespace; sockets that it makes stay in it.
-func inNS(path string, fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		f, err := os.Open(path)
-		if err == nil {
-			err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNET)
-			f.Close()
-		}
-		if err == nil {
-			err = fn()
-		}
-		done <- err
-	}()
-	return <-done
 }
 
 // serve starts what echoes, on TCP 80, 443 and 9000 and UDP 5000 and 5001 of every
@@ -200,7 +170,7 @@ func (w *world) serve() error {
 		}
 		return nil
 	}
-	return errors.Join(start(nodeAddr), inNS(w.ns, func() error { return start(hostA, hostB, hostC, lanHost, metadata, routerAddr) }), inNS(w.ns, func() error {
+	return errors.Join(start(nodeAddr), netns.Do(w.ns, func() error { return start(hostA, hostB, hostC, lanHost, metadata, routerAddr) }), netns.Do(w.ns, func() error {
 		c, err := net.ListenPacket("udp4", routerAddr+":53")
 		if err == nil {
 			go w.resolve(c)
@@ -323,7 +293,7 @@ var brief = func() time.Duration {
 // dial connects by TCP and exchanges a few bytes.
 func (g guest) dial(addr string, wait time.Duration) (net.Conn, error) {
 	var c net.Conn
-	err := inNS(g.NetnsPath, func() (err error) {
+	err := netns.Do(g.NetnsPath, func() (err error) {
 		c, err = net.DialTimeout("tcp4", addr, wait)
 		return err
 	})
@@ -341,7 +311,7 @@ func (g guest) dial(addr string, wait time.Duration) (net.Conn, error) {
 func (g guest) udp(t testing.TB, addr string) net.Conn {
 	t.Helper()
 	var c net.Conn
-	err := inNS(g.NetnsPath, func() (err error) {
+	err := netns.Do(g.NetnsPath, func() (err error) {
 		c, err = net.Dial("udp4", addr)
 		return err
 	})

@@ -223,7 +223,7 @@ func forwards() bool {
 // rangeIsFree says whether the node has a way to addresses of the range that is not a
 // sandbox's: those it would lose.
 func rangeIsFree(r netip.Prefix) error {
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	routes, err := List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}

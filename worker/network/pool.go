@@ -218,7 +218,9 @@ func addrAt(p netip.Prefix, i uint32) netip.Addr {
 // uplinkMTU is the MTU of the way out, so that a guest does not send what the node
 // has to cut or refuse. Without a way out it is Ethernet's.
 func uplinkMTU() (int, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	routes, err := List(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return 0, fmt.Errorf("list routes: %w", err)
 	}

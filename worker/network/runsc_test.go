@@ -19,6 +19,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"quarry/internal/need"
+	"quarry/internal/netns"
 	"quarry/worker/network"
 	"quarry/worker/sandbox"
 )
@@ -92,7 +93,7 @@ func boot(t *testing.T, l *network.Link, script string) io.Reader {
 func (w *world) web(t *testing.T, addr string) {
 	t.Helper()
 	var l net.Listener
-	if err := inNS(w.ns, func() (err error) { l, err = net.Listen("tcp4", addr); return err }); err != nil {
+	if err := netns.Do(w.ns, func() (err error) { l, err = net.Listen("tcp4", addr); return err }); err != nil {
 		t.Fatal(err)
 	}
 	s := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { io.WriteString(rw, "page of "+r.Host) })}

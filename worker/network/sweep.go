@@ -403,7 +403,7 @@ func (n *Network) strays(held map[string]bool) ([]*slot, error) {
 	for _, e := range entries {
 		names[e.Name()] = true
 	}
-	links, err := netlink.LinkList()
+	links, err := List(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}

@@ -138,7 +138,6 @@ func (b *box) takeOver(ctx context.Context, known bool) error {
 		return lost(sandbox.ReasonRuntime, err.Error())
 	}
 	b.state = sandbox.StateRunning
-	b.watchModel()
 	b.watchAll(ctx)
 	return nil
 }

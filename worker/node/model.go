@@ -214,11 +214,13 @@ func (b *box) letGo(who want) error {
 	return nil
 }
 
-// takePause finds out why a sandbox of an earlier node is paused. One that waited for
-// its model is resumed: nobody saw its packets in between.
+// takePause finds out why a sandbox of an earlier node is paused, and begins to watch
+// it. One that waited for its model is resumed: nobody saw its packets in between. It is
+// watched before that, as it may ask its next question at once.
 func (b *box) takePause() error {
 	b.pausing.Lock()
 	defer b.pausing.Unlock()
+	b.watchModel()
 	if _, err := os.Lstat(b.waitingPath()); err == nil {
 		if err := b.letGo(byModel); err != nil {
 			return fmt.Errorf("resume what an earlier node paused for its model: %w", err)

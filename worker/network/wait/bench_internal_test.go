@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"quarry/internal/netns"
 )
 
 // BenchmarkHeader is what one header costs the reader after it was received.
@@ -66,7 +68,7 @@ func BenchmarkWake(b *testing.B) {
 	l := newLab(b)
 	g := l.guest(b)
 	var listener net.Listener
-	if err := inNS(l.model, func() (err error) {
+	if err := netns.Do(l.model, func() (err error) {
 		listener, err = net.Listen("tcp4", "198.51.100.2:0")
 		return err
 	}); err != nil {
@@ -123,7 +125,7 @@ func BenchmarkPacket(b *testing.B) {
 			l := newLab(b)
 			g := l.guest(b)
 			var listener net.Listener
-			if err := inNS(l.model, func() (err error) {
+			if err := netns.Do(l.model, func() (err error) {
 				listener, err = net.Listen("tcp4", "198.51.100.2:0")
 				return err
 			}); err != nil {

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"quarry/internal/need"
+	"quarry/internal/netns"
 )
 
 const insideLab = "QUARRY_WAIT_LAB"
@@ -75,45 +76,11 @@ func makeLab() (*lab, error) {
 	}
 	l := &lab{dir: dir, model: filepath.Join(dir, "model")}
 	err = errors.Join(
-		makeNS(l.model), up("lo", ""),
+		netns.Make(l.model), up("lo", ""),
 		pair("mdl0", "198.51.100.1/24", l.model, "198.51.100.2/24"),
-		inNS(l.model, func() error { return route("198.51.100.1") }),
+		netns.Do(l.model, func() error { return route("198.51.100.1") }),
 		os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
 	return l, err
-}
-
-func makeNS(path string) error {
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		return err
-	}
-	made := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
-		}
-		made <- err
-	}()
-	return <-made
-}
-
-// inNS runs fn on a thread in a namespace; sockets that it makes stay in it.
-func inNS(path string, fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		f, err := os.Open(path)
-		if err == nil {
-			err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNET)
-			f.Close()
-		}
-		if err == nil {
-			err = fn()
-		}
-		done <- err
-	}()
-	return <-done
 }
 
 func up(name, addr string) error {
@@ -148,7 +115,7 @@ func pair(name, here, ns, there string) error {
 	if err := up(name, here); err != nil {
 		return err
 	}
-	return inNS(ns, func() error { return errors.Join(up("lo", ""), up(name, there)) })
+	return netns.Do(ns, func() error { return errors.Join(up("lo", ""), up(name, there)) })
 }
 
 func route(gateway string) error {
@@ -186,8 +153,8 @@ func (l *lab) guest(t testing.TB) *guest {
 		addr: netip.AddrFrom4([4]byte{10, 9, byte(n), 2}), change: make(chan struct{}),
 	}
 	gateway := netip.AddrFrom4([4]byte{10, 9, byte(n), 1}).String()
-	err := errors.Join(makeNS(g.ns), pair(g.veth, gateway+"/24", g.ns, g.addr.String()+"/24"),
-		inNS(g.ns, func() error { return route(gateway) }))
+	err := errors.Join(netns.Make(g.ns), pair(g.veth, gateway+"/24", g.ns, g.addr.String()+"/24"),
+		netns.Do(g.ns, func() error { return route(gateway) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +234,7 @@ func (g *guest) woken(n int) woke {
 func (g *guest) dial(to netip.AddrPort) (net.Conn, error) { return g.dialFor(to, 10*time.Second) }
 
 func (g *guest) dialFor(to netip.AddrPort, limit time.Duration) (c net.Conn, err error) {
-	err = inNS(g.ns, func() error {
+	err = netns.Do(g.ns, func() error {
 		c, err = net.DialTimeout("tcp4", to.String(), limit)
 		return err
 	})
@@ -298,7 +265,7 @@ type stub struct {
 func (l *lab) stub(t testing.TB) *stub {
 	t.Helper()
 	var listener net.Listener
-	if err := inNS(l.model, func() (err error) {
+	if err := netns.Do(l.model, func() (err error) {
 		listener, err = net.Listen("tcp4", "198.51.100.2:0")
 		return err
 	}); err != nil {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"quarry/internal/netns"
 )
 
 // watch opens a watcher of one guest.
@@ -223,7 +225,7 @@ func TestAGuestThatSendsMuch(t *testing.T) {
 func (l *lab) raw(t *testing.T) (*net.TCPListener, netip.AddrPort) {
 	t.Helper()
 	var listener net.Listener
-	if err := inNS(l.model, func() (err error) {
+	if err := netns.Do(l.model, func() (err error) {
 		listener, err = net.Listen("tcp4", "198.51.100.2:0")
 		return err
 	}); err != nil {
@@ -292,7 +294,7 @@ func TestAnICMPErrorWakes(t *testing.T) {
 	sum = sum>>16 + sum&0xffff
 	sum = ^(sum + sum>>16)
 	body[2], body[3] = byte(sum>>8), byte(sum)
-	if err := inNS(l.model, func() error {
+	if err := netns.Do(l.model, func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, protoICMP)
 		if err != nil {
 			return err
