@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -227,6 +228,26 @@ func (p *stallProxy) close() {
 	}
 	p.mu.Unlock()
 	p.wg.Wait()
+}
+
+// logged waits until a file has a line that a regular expression matches: what a
+// process does may be seen before it has said it. logged PATTERN FILE.
+func logged(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: logged PATTERN FILE")
+	}
+	want, err := regexp.Compile(args[0])
+	ts.Check(err)
+	path := ts.MkAbs(args[1])
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		raw, err := os.ReadFile(path)
+		if err == nil && want.Match(raw) {
+			return
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("no %q in %s (%v):\n%s", want, path, err, raw)
+		}
+	}
 }
 
 // killReader kills the reader of a worker folder with -9: killreader DIR.

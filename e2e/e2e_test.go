@@ -91,6 +91,7 @@ func TestStories(t *testing.T) {
 			"stopowner":    stopOwner,
 			"killkeeper":   killKeeper,
 			"killreader":   killReader,
+			"logged":       logged,
 			"waitexit":     waitExit,
 			"breaklayer":   breakLayer,
 			"comparetrees": compareTrees,
