@@ -224,10 +224,14 @@ func (h *Handler) tarDown(c call) error {
 	if err != nil {
 		return err
 	}
+	most, err := c.number("max_bytes", 0, sandbox.MaxContent)
+	if err != nil {
+		return err
+	}
 	c.w.Header().Set("Content-Type", "application/x-tar")
 	c.w.Header().Set("Trailer", HeaderSHA256)
 	sum := sha256.New()
-	o := sandbox.TarOptions{Path: path, Exclude: c.q["exclude"]}
+	o := sandbox.TarOptions{Path: path, Exclude: c.q["exclude"], MaxBytes: most}
 	if err := h.cfg.Node.TarDown(c.r.Context(), c.id, o, io.MultiWriter(sum, c.w)); err != nil {
 		return err
 	}

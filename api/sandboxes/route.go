@@ -62,7 +62,7 @@ var routes = []route{
 	{"DELETE", "/v1/sandboxes/{id}/files", []string{"path"}, owner, "file_remove", (*Handler).removeFile},
 	{"GET", "/v1/sandboxes/{id}/stat", []string{"path"}, owner, "file_stat", (*Handler).statFile},
 	{"GET", "/v1/sandboxes/{id}/list", []string{"path", "depth"}, owner, "file_list", (*Handler).listFiles},
-	{"GET", "/v1/sandboxes/{id}/tar", []string{"path", "exclude"}, owner, "tar_down", (*Handler).tarDown},
+	{"GET", "/v1/sandboxes/{id}/tar", []string{"path", "exclude", "max_bytes"}, owner, "tar_down", (*Handler).tarDown},
 	{"POST", "/v1/sandboxes/{id}/tar", []string{"path"}, owner, "tar_up", (*Handler).tarUp},
 	{"POST", "/v1/sandboxes/{id}/shares", nil, maker, "share_give", (*Handler).give},
 	{"DELETE", "/v1/sandboxes/{id}/shares", []string{"target"}, maker, "share_take", (*Handler).take},

@@ -19,12 +19,13 @@ import (
 
 func newCp() *cobra.Command {
 	var node nodeTarget
-	var exclude []string
+	o := copyOptions{most: byteSize{text: "16G", bytes: 16 << 30}}
 	c := &cobra.Command{
-		Use:   "cp [--exclude PATTERN]… SANDBOX:PATH DEST | SOURCE SANDBOX:PATH",
+		Use:   "cp [--exclude PATTERN]… [--max-bytes N] SANDBOX:PATH DEST | SOURCE SANDBOX:PATH",
 		Short: "copy a file or folder out of a sandbox of a worker, or into one",
 		Long: `cp copies a file, or what is in a folder. DEST and SOURCE are on this machine; - is stdin or stdout, as a file.
-Of a folder that comes out of a sandbox, links stay links, and devices and fifos are left out and named.`,
+Of a folder that comes out of a sandbox, links stay links, devices and fifos are left out and named, and blocks of zeros become holes.
+More than --max-bytes of content, holes included, is not taken: cp fails, and of a folder what came before stays.`,
 		Args: exactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, err := node.dial()
@@ -35,7 +36,7 @@ Of a folder that comes out of a sandbox, links stay links, and devices and fifos
 			to, toPath, in := sandboxPath(args[1])
 			switch {
 			case out && !in:
-				return copyOut(c.Context(), cl, from, fromPath, args[1], exclude, c.OutOrStdout(), c.ErrOrStderr())
+				return o.copyOut(c.Context(), cl, from, fromPath, args[1], c.OutOrStdout(), c.ErrOrStderr())
 			case in && !out:
 				return copyIn(c.Context(), cl, args[0], to, toPath, c.InOrStdin())
 			}
@@ -43,8 +44,14 @@ Of a folder that comes out of a sandbox, links stay links, and devices and fifos
 		},
 	}
 	node.flags(c)
-	c.Flags().StringArrayVar(&exclude, "exclude", nil, "leave out what this pattern matches; may be repeated")
+	c.Flags().StringArrayVar(&o.exclude, "exclude", nil, "leave out of a folder that comes out what this pattern matches; may be repeated")
+	c.Flags().Var(&o.most, "max-bytes", "how much content may come out of the sandbox, such as 512M or 20G")
 	return c
+}
+
+type copyOptions struct {
+	exclude []string
+	most    byteSize
 }
 
 // sandboxPath takes SANDBOX:PATH apart; what has a slash before the colon is a path of
@@ -54,16 +61,16 @@ func sandboxPath(text string) (id, path string, ok bool) {
 	return id, path, ok && id != "" && path != "" && !strings.ContainsAny(id, "/.")
 }
 
-func copyOut(ctx context.Context, c *client.Client, id, path, dest string, exclude []string, stdout, stderr io.Writer) error {
+func (o *copyOptions) copyOut(ctx context.Context, c *client.Client, id, path, dest string, stdout, stderr io.Writer) error {
 	fi, err := c.StatFile(ctx, id, path)
 	if errors.Is(err, sandbox.ErrNotReady) { // paused: its files can be read, and nothing else
-		return copyFileOut(ctx, c, id, path, dest, stdout)
+		return o.copyFileOut(ctx, c, id, path, dest, stdout)
 	}
 	if err != nil {
 		return err
 	}
 	if fi.Type != sandbox.TypeFolder {
-		return copyFileOut(ctx, c, id, path, dest, stdout)
+		return o.copyFileOut(ctx, c, id, path, dest, stdout)
 	}
 	if err := os.MkdirAll(dest, 0o755); err != nil {
 		return err
@@ -76,18 +83,25 @@ func copyOut(ctx context.Context, c *client.Client, id, path, dest string, exclu
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() { // ends with the pipe
-		err := c.TarDown(ctx, id, sandbox.TarOptions{Path: path, Exclude: exclude}, w)
+		err := c.TarDown(ctx, id, sandbox.TarOptions{Path: path, Exclude: o.exclude}, w)
 		w.CloseWithError(err)
 		done <- err
 	}()
-	err = unpack(root, r, stderr)
+	err = unpack(root, r, newBudget(o.most.bytes), stderr)
 	r.CloseWithError(err)
-	return errors.Join(err, <-done)
+	switch tarErr := <-done; {
+	case err == nil:
+		return tarErr
+	case tarErr == nil || errors.Is(err, tarErr) || errors.Is(tarErr, err):
+		return err // one was told the other's
+	default:
+		return errors.Join(err, tarErr)
+	}
 }
 
-func copyFileOut(ctx context.Context, c *client.Client, id, path, dest string, stdout io.Writer) (err error) {
+func (o *copyOptions) copyFileOut(ctx context.Context, c *client.Client, id, path, dest string, stdout io.Writer) (err error) {
 	if dest == "-" {
-		_, err := c.ReadFile(ctx, id, path, sandbox.ReadOptions{Length: -1}, stdout)
+		_, err := c.ReadFile(ctx, id, path, sandbox.ReadOptions{Length: -1}, newBudget(o.most.bytes).to(stdout))
 		return err
 	}
 	if st, err := os.Stat(dest); err == nil && st.IsDir() {
@@ -102,7 +116,11 @@ func copyFileOut(ctx context.Context, c *client.Client, id, path, dest string, s
 			os.Remove(f.Name())
 		}
 	}()
-	fi, err := c.ReadFile(ctx, id, path, sandbox.ReadOptions{Length: -1}, f)
+	to := &holes{f: f}
+	fi, err := c.ReadFile(ctx, id, path, sandbox.ReadOptions{Length: -1}, newBudget(o.most.bytes).to(to))
+	if err == nil {
+		err = to.finish()
+	}
 	if err == nil {
 		err = f.Chmod(fs.FileMode(fi.Mode & 0o777))
 	}
@@ -112,12 +130,18 @@ func copyFileOut(ctx context.Context, c *client.Client, id, path, dest string, s
 	return os.Rename(f.Name(), dest)
 }
 
+// maxUnpacked bounds the entries of a folder that comes out: no worker sends more.
+const maxUnpacked = sandbox.MaxFiles
+
 // unpack makes of a sandbox's tar what a folder can hold. The tar is hostile: root
 // keeps all of it inside, and neither owners nor set-id bits come over.
-func unpack(root *os.Root, r io.Reader, stderr io.Writer) error {
+func unpack(root *os.Root, r io.Reader, b *budget, stderr io.Writer) error {
 	tr := tar.NewReader(r)
-	for {
+	for n := 0; ; n++ {
 		h, err := tr.Next()
+		if err == nil && n == maxUnpacked {
+			return fmt.Errorf("%w: more than %d files", errTooMuch, maxUnpacked)
+		}
 		if errors.Is(err, io.EOF) {
 			_, err := io.Copy(io.Discard, r) // what follows the end blocks is part of its digest
 			return err
@@ -137,7 +161,7 @@ func unpack(root *os.Root, r io.Reader, stderr io.Writer) error {
 		case tar.TypeDir:
 			err = root.MkdirAll(name, mode|0o700)
 		case tar.TypeReg:
-			err = unpackFile(root, name, mode, tr)
+			err = unpackFile(root, name, mode, tr, b)
 		case tar.TypeSymlink:
 			_ = root.Remove(name)
 			err = root.Symlink(h.Linkname, name)
@@ -153,13 +177,16 @@ func unpack(root *os.Root, r io.Reader, stderr io.Writer) error {
 	}
 }
 
-func unpackFile(root *os.Root, name string, mode fs.FileMode, r io.Reader) error {
+func unpackFile(root *os.Root, name string, mode fs.FileMode, r io.Reader, b *budget) error {
 	_ = root.Remove(name) // never through a link that was there
 	f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, r)
+	to := &holes{f: f}
+	if _, err = io.Copy(b.to(to), r); err == nil {
+		err = to.finish()
+	}
 	return errors.Join(err, f.Close())
 }
 

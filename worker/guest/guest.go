@@ -52,8 +52,8 @@ type Owner struct{ UID, GID uint32 }
 
 // Limits bound what a guest can make the host do. Zero fields are the defaults.
 type Limits struct {
-	Entries     int64         // files of a list, or of a tar; 200 000
-	Bytes       int64         // content of a read or of a tar; 64 GiB
+	Entries     int64         // files of a list, or of a tar; sandbox.MaxFiles
+	Bytes       int64         // content of a read or of a tar; sandbox.MaxContent
 	Idle        time.Duration // how long the guest may give no byte and take none; 30 s
 	Paused      time.Duration // the same of a read of a paused guest; 2 s
 	PausedBytes int64         // content of a read of a paused guest; 256 MiB
@@ -91,10 +91,10 @@ type Files struct {
 func New(c Config) *Files {
 	l := &c.Limits
 	if l.Entries == 0 {
-		l.Entries = 200_000
+		l.Entries = sandbox.MaxFiles
 	}
 	if l.Bytes == 0 {
-		l.Bytes = 64 << 30
+		l.Bytes = sandbox.MaxContent
 	}
 	if l.Idle == 0 {
 		l.Idle = 30 * time.Second

@@ -347,3 +347,26 @@ func TestNoRaceLeadsATarOut(t *testing.T) {
 	close(stop)
 	<-swapped
 }
+
+// A file of one hole counts as what it says it has, before a byte of it is sent.
+func TestATarHasNoMoreThanIsAskedFor(t *testing.T) {
+	f, _, w := newCell(t, guest.Limits{})
+	must(t, os.WriteFile(filepath.Join(w, "sparse"), nil, 0o644), os.Truncate(filepath.Join(w, "sparse"), 1<<40))
+	for _, most := range []int64{0, 1 << 20} {
+		n := &countTo{}
+		if err := f.TarDown(context.Background(), sandbox.TarOptions{Path: "/w", MaxBytes: most}, n); !errors.Is(err, sandbox.ErrTooLarge) || n.n > 0 {
+			t.Errorf("at most %d: %d bytes came, %v", most, n.n, err)
+		}
+	}
+	if err := f.TarDown(context.Background(), sandbox.TarOptions{Path: "/w", MaxBytes: -1}, &countTo{}); !errors.Is(err, sandbox.ErrInvalid) {
+		t.Error(err)
+	}
+	must(t, os.Truncate(filepath.Join(w, "sparse"), 1<<20))
+	if err := f.TarDown(context.Background(), sandbox.TarOptions{Path: "/w", MaxBytes: 1 << 20}, &countTo{}); err != nil {
+		t.Error(err)
+	}
+}
+
+type countTo struct{ n int64 }
+
+func (c *countTo) Write(p []byte) (int, error) { c.n += int64(len(p)); return len(p), nil }

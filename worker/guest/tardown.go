@@ -24,14 +24,21 @@ func (f *Files) TarDown(ctx context.Context, o sandbox.TarOptions, w io.Writer) 
 	if err := checkPatterns(o.Exclude); err != nil {
 		return err
 	}
+	limits := f.c.Limits
+	if o.MaxBytes < 0 {
+		return fmt.Errorf("%w: a tar of at most %d bytes", sandbox.ErrInvalid, o.MaxBytes)
+	}
+	if o.MaxBytes > 0 {
+		limits.Bytes = min(limits.Bytes, o.MaxBytes)
+	}
 	c, err := f.start(ctx, f.c.Runner.Run, wire.Request{
-		Op: wire.OpTarDown, Path: p, Exclude: o.Exclude, MaxCount: uint64(f.c.Limits.Entries), MaxBytes: f.c.Limits.Bytes,
+		Op: wire.OpTarDown, Path: p, Exclude: o.Exclude, MaxCount: uint64(limits.Entries), MaxBytes: limits.Bytes,
 	})
 	if err != nil {
 		return err
 	}
 	defer c.end()
-	d := &down{c: c, tw: tar.NewWriter(w), limits: f.c.Limits, shared: map[string]bool{}}
+	d := &down{c: c, tw: tar.NewWriter(w), limits: limits, shared: map[string]bool{}}
 	for {
 		k, b, err := c.next(wire.KindEntry, wire.KindEnd)
 		if err != nil {

@@ -58,6 +58,12 @@ func (i FileInfo) Decoded() (FileInfo, error) {
 	return i, nil
 }
 
+// What one call takes of a guest's files, or gives it.
+const (
+	MaxFiles   = 200_000  // files of a list or a tar
+	MaxContent = 64 << 30 // bytes of a file, or of all files of a tar, holes included
+)
+
 // ReadOptions choose a part of a file.
 type ReadOptions struct {
 	Offset int64
@@ -75,6 +81,8 @@ type WriteOptions struct {
 
 // TarOptions choose what goes into a tar.
 type TarOptions struct {
-	Path    string
-	Exclude []string // patterns of path.Match on the path below Path, or on one element of it
+	Path string
+	// MaxBytes bounds the content of all files, holes included; 0 is MaxContent.
+	MaxBytes int64
+	Exclude  []string // patterns of path.Match on the path below Path, or on one element of it
 }

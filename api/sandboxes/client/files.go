@@ -124,6 +124,9 @@ func (c *Client) TarDown(ctx context.Context, id string, o sandbox.TarOptions, w
 	for _, e := range o.Exclude {
 		q.Add("exclude", e)
 	}
+	if o.MaxBytes > 0 {
+		q.Set("max_bytes", strconv.FormatInt(o.MaxBytes, 10))
+	}
 	resp, err := c.do(ctx, request{method: http.MethodGet, path: at(id, "tar"), query: q})
 	if err != nil {
 		return err
