@@ -150,7 +150,7 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 damage found. run passes on its command'
 		newServe(), newConvert(), newPush(), newImages(), newExport(), newTreeDigest(), newVerify(),
 		newMount(), newUmount(), newRun(), newPull(), newExplain(), newKeygen(), newSign(), newToken(), newCheck(), newGC(), newIndex(),
 		newWorker(), newPs(), newCreate(), newRm(), newExec(), newLogs(), newCp(), newStats(),
-		newDoctor(), newVersion(), newReader(), newKeeper(),
+		newBench(), newDoctor(), newVersion(), newReader(), newKeeper(),
 	)
 	return root
 }

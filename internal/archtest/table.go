@@ -57,28 +57,29 @@ var arrows = map[string][]string{
 	"nbd/attach":          {"nbd"}, // the shim links it: it must stay small
 
 	// What works on a whole store, beside the three that never import one another.
-	"store/check":        {"rafs", "signer", "store", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/jobs", "store/pack", "store/packed", "store/registry", "store/trace"},
-	"api/access":         {"internal/durable", "internal/proc", "internal/strictjson", "store/image"},
-	"api/gate":           {},
-	"store/lease":        {"store/bucket", "store/chunk", "internal/strictjson"},
-	"store/gc":           {"rafs", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed", "store/registry", "store/trace"},
-	"api":                join(ground, formats, "api/access", "api/gate", "store/packed", "store/lease"),
-	"api/registry":       {"api/access", "api/gate", "store", "store/bucket", "store/catalog", "store/image", "store/jobs", "store/registry"},
-	"api/client":         join(ground, formats, "api"),
-	"api/page":           join(ground, formats), // cmd wires it to api
-	"converter":          join(ground, formats, "store/names", "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
-	"converter/proof":    {"internal/rescue", "converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
-	"converter/oci":      {"converter/layer", "store/chunk", "store/image"},
-	"converter/layer":    {"internal/inflate", "internal/rescue", "rafs", "store", "store/chunk", "store/image"},
-	"converter/tree":     {"rafs", "store", "store/chunk", "store/image"},
-	"worker":             {"nbd/attach", "rafs", "store/chunk", "store/image", "internal/proc", "worker/folder", "worker/reader", "worker/timeline"},
-	"worker/timeline":    {},
-	"worker/sandbox":     {"store/chunk"}, // the contract that api/sandboxes and worker/node share
-	"worker/cgroup":      {"internal/proc"},
-	"worker/node":        {"worker/network/wait", "worker", "worker/cgroup", "worker/folder", "worker/guest", "worker/holder", "worker/network", "worker/reader", "worker/sandbox", "worker/sentry", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
-	"worker/network":     {"worker/network/dns", "worker/sandbox", "internal/proc"},
-	"worker/network/dns": {},
-	"worker/memory":      {},
+	"store/check":          {"rafs", "signer", "store", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/jobs", "store/pack", "store/packed", "store/registry", "store/trace"},
+	"api/access":           {"internal/durable", "internal/proc", "internal/strictjson", "store/image"},
+	"api/gate":             {},
+	"store/lease":          {"store/bucket", "store/chunk", "internal/strictjson"},
+	"store/gc":             {"rafs", "store/bucket", "store/catalog", "store/chunk", "store/image", "store/pack", "store/packed", "store/registry", "store/trace"},
+	"api":                  join(ground, formats, "api/access", "api/gate", "store/packed", "store/lease"),
+	"api/registry":         {"api/access", "api/gate", "store", "store/bucket", "store/catalog", "store/image", "store/jobs", "store/registry"},
+	"api/client":           join(ground, formats, "api"),
+	"api/page":             join(ground, formats), // cmd wires it to api
+	"converter":            join(ground, formats, "store/names", "store/packed", "converter/oci", "converter/tree", "converter/layer", "converter/proof"),
+	"converter/proof":      {"internal/rescue", "converter/tree", "nbd/blockdev", "rafs", "store", "store/chunk"},
+	"converter/oci":        {"converter/layer", "store/chunk", "store/image"},
+	"converter/layer":      {"internal/inflate", "internal/rescue", "rafs", "store", "store/chunk", "store/image"},
+	"converter/tree":       {"rafs", "store", "store/chunk", "store/image"},
+	"worker":               {"nbd/attach", "rafs", "store/chunk", "store/image", "internal/proc", "worker/folder", "worker/reader", "worker/timeline"},
+	"worker/timeline":      {},
+	"worker/sandbox":       {"store/chunk"}, // the contract that api/sandboxes and worker/node share
+	"worker/cgroup":        {"internal/proc"},
+	"worker/node":          {"worker/network/wait", "worker", "worker/cgroup", "worker/folder", "worker/guest", "worker/holder", "worker/network", "worker/reader", "worker/sandbox", "worker/sentry", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
+	"worker/network":       {"worker/network/dns", "worker/sandbox", "internal/proc"},
+	"worker/network/dns":   {},
+	"worker/network/apart": {"internal/netns"}, // a node beside the machine, for tests and benches
+	"worker/memory":        {},
 
 	"worker/sentry":            {},
 	"worker/sentry/sentrytest": {"internal/need"},                                                            // only tests import it
@@ -99,10 +100,11 @@ var arrows = map[string][]string{
 	"api/sandboxes/page":   {"worker/sandbox"},
 
 	// A worker and its sandboxes.
+	"internal/agentbench": {"api/sandboxes/client", "worker/cgroup", "worker/network/apart", "worker/sandbox"},
 
 	// Programs.
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/ranges", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",
-		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "api/sandboxes", "api/sandboxes/client", "api/sandboxes/page", "worker/node", "worker/sandbox", "worker/network", "worker/network/wait", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
+		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "api/sandboxes", "api/sandboxes/client", "api/sandboxes/page", "internal/agentbench", "worker/node", "worker/sandbox", "worker/network", "worker/network/wait", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach", "worker/holder"},
 
 	"cmd/quarry-guest": {"worker/guest/wire"}, // starts in a guest for each call: it must stay small

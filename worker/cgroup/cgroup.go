@@ -52,6 +52,9 @@ type Limits struct {
 	Memory   int64 // bytes; swap is not given on top of it
 	PIDs     int64 // processes and threads of the host
 	CPUMilli int64 // thousandths of a processor
+	// Shared says that the group is the parent of others: swap is given on top of Memory,
+	// and when there is no memory left, one of those below ends and not all.
+	Shared bool
 }
 
 // Figures are what a group has counted.
@@ -213,6 +216,16 @@ func (g *Group) PIDs() ([]int, error) {
 	}
 	slices.Sort(out)
 	return out, nil
+}
+
+// Join moves a process into the group, with its threads.
+func (g *Group) Join(pid int) error {
+	for _, h := range g.t.dirs {
+		if err := writeValue(filepath.Join(h.dir, g.id, "cgroup.procs"), fmt.Sprint(pid)); err != nil {
+			return fmt.Errorf("move process %d into control group %s: %w", pid, g.id, err)
+		}
+	}
+	return nil
 }
 
 // endPoll is how often a group is looked at whose processes are ending.

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -201,5 +202,41 @@ func TestAMachineWithoutControllersIsSaid(t *testing.T) {
 	_, err := cgroup.Open(cgroup.Config{Root: t.TempDir(), Parent: "/quarry"})
 	if !errors.Is(err, cgroup.ErrUnsupported) || !strings.Contains(err.Error(), "memory") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A group that others are below limits the memory of all of them, and leaves swap to them.
+func TestASharedGroupLimitsThoseBelow(t *testing.T) {
+	tree := openTree(t)
+	g := makeGroup(t, tree, "shared", cgroup.Limits{Memory: 64 << 20, Shared: true})
+	below, err := cgroup.Open(cgroup.Config{Parent: g.Path()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := makeGroup(t, below, "one", cgroup.Limits{Memory: 16 << 20})
+	cmd := exec.Command("/bin/sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait() // the group's end is its own
+	if err := one.Join(cmd.Process.Pid); err != nil {
+		t.Error(err)
+	}
+	for _, group := range []*cgroup.Group{g, one} {
+		if pids, err := group.PIDs(); err != nil || !slices.Equal(pids, []int{cmd.Process.Pid}) {
+			t.Errorf("%s has %v, %v", group.Path(), pids, err)
+		}
+	}
+	if f, err := g.Read(); err != nil || f.MemoryLimit != 64<<20 {
+		t.Errorf("got %+v, %v", f, err)
+	}
+	for _, name := range []string{"memory.swap.max", "memory.memsw.limit_in_bytes"} {
+		raw, err := os.ReadFile(filepath.Join(g.MemoryDir(), name))
+		if n, _ := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64); err == nil && strings.TrimSpace(string(raw)) != "max" && n < 1<<50 {
+			t.Errorf("%s is %s", name, raw)
+		}
+	}
+	if err := one.Kill(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -102,7 +102,7 @@ func (g *Group) makeV1(l Limits) error {
 		case "cpuset":
 			err = copyCPUSet(h.dir, dir)
 		case "memory":
-			err = limitMemoryV1(dir, l.Memory)
+			err = limitMemoryV1(dir, l)
 		case "pids":
 			err = limitUnlessZero(filepath.Join(dir, "pids.max"), l.PIDs)
 		case "cpu":
@@ -126,15 +126,13 @@ func limitUnlessZero(path string, n int64) error {
 }
 
 // limitMemoryV1 limits memory, and memory with swap to the same where the kernel
-// counts swap: a guest that swaps would be slow instead of ended.
-func limitMemoryV1(dir string, n int64) error {
-	if n <= 0 {
-		return nil
-	}
-	if err := limitUnlessZero(filepath.Join(dir, "memory.limit_in_bytes"), n); err != nil {
+// counts swap: a guest that swaps would be slow instead of ended. A shared group's swap
+// is left to those below.
+func limitMemoryV1(dir string, l Limits) error {
+	if err := limitUnlessZero(filepath.Join(dir, "memory.limit_in_bytes"), l.Memory); err != nil || l.Shared {
 		return err
 	}
-	err := limitUnlessZero(filepath.Join(dir, "memory.memsw.limit_in_bytes"), n)
+	err := limitUnlessZero(filepath.Join(dir, "memory.memsw.limit_in_bytes"), l.Memory)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

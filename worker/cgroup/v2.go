@@ -97,12 +97,12 @@ func (g *Group) makeV2(l Limits) error {
 		}
 		// A guest that swaps would be slow instead of ended. Where the kernel counts no
 		// swap there is no such file.
-		if err := writeValue(filepath.Join(dir, "memory.swap.max"), "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := writeUnlessShared(l, filepath.Join(dir, "memory.swap.max"), "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	// The Sentry and its guests die together: one without the other is of no use.
-	if err := writeValue(filepath.Join(dir, "memory.oom.group"), "1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := writeUnlessShared(l, filepath.Join(dir, "memory.oom.group"), "1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := limitUnlessZero(filepath.Join(dir, "pids.max"), l.PIDs); err != nil {
@@ -112,6 +112,13 @@ func (g *Group) makeV2(l Limits) error {
 		return writeValue(filepath.Join(dir, "cpu.max"), strconv.FormatInt(quota(l.CPUMilli), 10)+" "+strconv.Itoa(cpuPeriod))
 	}
 	return nil
+}
+
+func writeUnlessShared(l Limits, path, value string) error {
+	if l.Shared {
+		return nil
+	}
+	return writeValue(path, value)
 }
 
 func (g *Group) readV2() (f Figures, err error) {
