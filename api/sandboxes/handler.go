@@ -123,7 +123,7 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		if begun {
 			w.status = e.Status // what it would have been, for metrics and log
 		} else {
-			h.writeError(w, e, c.id, id)
+			h.writeError(c, e, id)
 		}
 	}
 	took := time.Since(start)
@@ -174,10 +174,11 @@ func (h *Handler) authorize(rt *route, c call) error {
 }
 
 // writeError answers a request that failed before anything was sent.
-func (h *Handler) writeError(w *response, e *Error, sandboxID, requestID string) {
+func (h *Handler) writeError(c call, e *Error, requestID string) {
+	w := c.w
 	e.RequestID = requestID
 	if e.SandboxID == "" {
-		e.SandboxID = sandboxID
+		e.SandboxID = c.id
 	}
 	if e.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64(math.Ceil(e.RetryAfter.Seconds())), 10))
@@ -186,10 +187,15 @@ func (h *Handler) writeError(w *response, e *Error, sandboxID, requestID string)
 		w.Header().Set("WWW-Authenticate", `Bearer realm="quarry worker"`)
 		w.Header().Add("WWW-Authenticate", `Basic realm="quarry worker"`)
 	}
-	if w.unread() {
-		w.Header().Set("Connection", "close") // else the server reads on for the next request
+	if !w.unread(c.r) {
+		_ = w.json(e.Status, errorBody{e}) // who asked may have gone
+		return
 	}
-	_ = w.json(e.Status, errorBody{e}) // who asked may have gone
+	w.Header().Set("Connection", "close") // else the server reads on for the next request
+	duplex := w.ctl.EnableFullDuplex() // the answer does not wait for the body then
+	if w.json(e.Status, errorBody{e}) == nil && w.flush() == nil && duplex == nil {
+		w.drain(c.r, h.stopping)
+	}
 }
 
 // requestID takes the client's, when it can stand in a log, or makes one.

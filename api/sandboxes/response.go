@@ -1,6 +1,7 @@
 package sandboxes
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -70,20 +71,47 @@ func (w *response) json(status int, v any) error {
 
 // body bounds the waits for the request's body, and knows whether all of it came.
 func (w *response) body(r *http.Request) {
-	w.in = &requestBody{ReadCloser: r.Body, w: w, want: r.ContentLength}
+	w.in = &requestBody{ReadCloser: r.Body, w: w}
 	r.Body = w.in
 }
 
 // unread reports whether the client may still be sending.
-func (w *response) unread() bool { return w.in == nil || !w.in.over && w.in.want != 0 }
+func (w *response) unread(r *http.Request) bool {
+	return r.ContentLength != 0 && (w.in == nil || !w.in.over)
+}
+
+// What a refused client may go on to send before its connection is cut, and for how
+// long. Most read an answer only when all is sent, and lose it with a connection that
+// is closed under them.
+const (
+	maxDrain  = 1 << 30
+	drainTime = 10 * time.Second
+)
+
+// drain reads and drops what a client still sends that has been answered.
+func (w *response) drain(r *http.Request, stopping context.Context) {
+	from := r.Body
+	if w.in != nil {
+		from = w.in.ReadCloser
+		if w.in.failed || w.in.got == 0 && r.Header.Get("Expect") != "" {
+			return // nothing more comes, or it waits to be told that it may send
+		}
+	} else if r.Header.Get("Expect") != "" {
+		return
+	}
+	_ = w.ctl.SetReadDeadline(time.Now().Add(drainTime))
+	stop := context.AfterFunc(stopping, func() { _ = w.ctl.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_, _ = io.CopyN(io.Discard, from, maxDrain) // it is answered, however this ends
+}
 
 // requestBody is a body that must keep coming.
 type requestBody struct {
 	io.ReadCloser
-	w    *response
-	want int64
-	got  int64
-	over bool
+	w      *response
+	got    int64
+	over   bool
+	failed bool
 }
 
 // Read implements io.Reader. Errors: ErrSlowBody, ErrLength.
@@ -93,6 +121,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	b.got += int64(n)
 	if err != nil {
 		b.over = errors.Is(err, io.EOF)
+		b.failed = !b.over
 		_ = b.w.ctl.SetReadDeadline(time.Time{}) // what watches the connection reads on
 		return n, bodyError(err)
 	}

@@ -112,6 +112,8 @@ def main():
     assert box.call("POST", "pause").json()["state"] == "paused"
     assert box.read("/tmp/project/stats.py").decode() == PROJECT["project/stats.py"]
     assert worker.call("GET", f"sandboxes/{box.id}").json()["state"] == "paused"
+    refused = box.call("PUT", "files", 409, params={"path": "/tmp/large"}, data=bytes(32 << 20)).json()  # and told, though all of it is sent first
+    assert refused["error"]["code"] == "not_ready", refused
     assert box.call("POST", "resume").json()["state"] == "running"
     box.write("/tmp/project/stats.py", FIXED.encode())
     assert box.read("/tmp/project/stats.py").decode() == FIXED

@@ -44,7 +44,7 @@ func New(cfg Config) (*Client, error) {
 		dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		}
-		c.base, c.http = "http://localhost", &http.Client{Transport: &http.Transport{DialContext: dial}}
+		c.base, c.http = "http://localhost", &http.Client{Transport: &http.Transport{DialContext: dial, ExpectContinueTimeout: expectWait}}
 		return c, nil
 	}
 	u, err := url.Parse(cfg.URL)
@@ -52,7 +52,7 @@ func New(cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("worker %q: want http://HOST:PORT, https://HOST:PORT or unix:PATH", cfg.URL)
 	}
 	if c.http == nil {
-		c.http = &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 64}}
+		c.http = &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 64, ExpectContinueTimeout: expectWait}}
 	}
 	return c, nil
 }
@@ -67,6 +67,13 @@ type request struct {
 	size   int64 // of body; -1 when not known
 }
 
+// A body of more than expectAbove bytes, or of unknown length, waits until the worker
+// wants it, so that a refusal comes before it is sent; expectWait bounds that wait.
+const (
+	expectAbove = 1 << 20
+	expectWait  = 5 * time.Second
+)
+
 // do sends a request and returns an answer whose status is not an error.
 func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	target := c.base + r.path
@@ -79,6 +86,9 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	}
 	if r.body != nil {
 		req.ContentLength = r.size
+		if r.size < 0 || r.size > expectAbove {
+			req.Header.Set("Expect", "100-continue")
+		}
 	}
 	for k, v := range r.header {
 		req.Header.Set(k, v)

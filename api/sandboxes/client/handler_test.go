@@ -140,6 +140,9 @@ func (n *fakeNode) ReadFile(_ context.Context, _, path string, o sandbox.ReadOpt
 }
 
 func (n *fakeNode) WriteFile(_ context.Context, _, path string, _ sandbox.WriteOptions, r io.Reader) (sandbox.FileInfo, error) {
+	if n.err != nil {
+		return sandbox.FileInfo{}, n.err
+	}
 	b, err := io.ReadAll(r)
 	n.files[path] = b
 	return sandbox.FileInfo{Path: path, Size: int64(len(b))}, err
