@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -33,13 +34,19 @@ type box struct {
 	journal   *journal
 	sentry    *sentry.Client
 	socket    string // the Sentry's
-	state     State  // what does not change
 	gate      gate
-	tasks     sync.WaitGroup // everything that follows the sandbox
-	init      []*stream      // outputs of the first process
-	ended     chan struct{}  // end is set
+	tasks     sync.WaitGroup   // everything that follows the sandbox
+	init      []*stream        // outputs of the first process
+	initEnds  map[int]*os.File // its streams, for who is restored
+	runsc     []string
+	score     []byte        // oom_score_adj before it was shielded
+	ended     chan struct{} // end is set
 
 	mu         sync.Mutex // guards what follows
+	state      State      // what changes with a restore alone
+	nap        nap
+	asleep     chan struct{}      // closed when the Sentry of a nap is gone
+	unwanted   context.CancelFunc // ends a restore under way
 	execs      map[string]*execution
 	order      []*execution
 	sessions   map[string]*place
@@ -80,7 +87,7 @@ const (
 func newBox(c config, log *slog.Logger, keep *os.File) *box {
 	return &box{
 		dir: c.Dir, id: c.ID, maxOutput: cmp.Or(c.MaxOutput, DefaultMaxOutput), log: log, keep: keep,
-		execs: map[string]*execution{}, ended: make(chan struct{}),
+		runsc: c.Runsc, execs: map[string]*execution{}, ended: make(chan struct{}),
 	}
 }
 
@@ -90,15 +97,8 @@ func (b *box) run(ctx context.Context, c config) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become subreaper: %w", err)
 	}
-	pidFile := filepath.Join(b.dir, "pid")
-	argv := append([]string{}, c.Runsc...)
-	argv = append(argv,
-		"--root", filepath.Join(b.dir, "runsc"), "--log", b.logPath(), "--log-format", "json",
-		"--panic-log", b.panicPath(),
-		// Idle connections of ours are no reason for a Sentry that has ended to stay.
-		"--control-rpc-stop-timeout", "0",
-		"run", "--detach", "--pid-file", pidFile, "--bundle", b.dir)
 	var files []*os.File
+	argv := []string{"run"}
 	if !c.Entrypoint {
 		program, err := sleeperFile()
 		if err != nil {
@@ -108,28 +108,44 @@ func (b *box) run(ctx context.Context, c config) error {
 		files = append(files, program)
 		argv = append(argv, "--exec-fd", "3") // the first of ExtraFiles
 	}
-	cmd := exec.CommandContext(ctx, argv[0], append(argv[1:], b.id)...)
-	cmd.ExtraFiles = files
 	guest, err := b.initStreams(c.Entrypoint)
 	if err != nil {
 		return err
 	}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = guest[0], guest[1], guest[2]
-	err = cmd.Run()
-	closeGuest(guest)
+	b.initEnds = guest
+	if err := b.launch(ctx, files, argv...); err != nil {
+		return err
+	}
+	for _, s := range b.init {
+		b.tasks.Go(s.drain)
+	}
+	return nil
+}
+
+// launch has runsc start the sandbox, and follows its processes. When that fails they
+// are gone when it returns, and so is the sandbox.
+func (b *box) launch(ctx context.Context, files []*os.File, how ...string) error {
+	pidFile := filepath.Join(b.dir, "pid")
+	argv := slices.Concat(b.runsc[1:], []string{
+		"--root", filepath.Join(b.dir, "runsc"), "--log", b.logPath(), "--log-format", "json",
+		"--panic-log", b.panicPath(),
+		// Idle connections of ours are no reason for a Sentry that has ended to stay.
+		"--control-rpc-stop-timeout", "0",
+	}, how, []string{"--detach", "--pid-file", pidFile, "--bundle", b.dir, b.id})
+	cmd := exec.CommandContext(ctx, b.runsc[0], argv...)
+	cmd.ExtraFiles = files
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = b.initEnds[0], b.initEnds[1], b.initEnds[2]
+	err := cmd.Run()
 	if err == nil {
 		err = b.found(pidFile)
 	} else {
-		err = fmt.Errorf("runsc did not start the sandbox: %w: %s", err, b.said())
+		err = fmt.Errorf("runsc %s did not start the sandbox: %w: %s", how[0], err, b.said())
 	}
 	b.tasks.Go(b.reap)
 	if err != nil {
 		b.giveUp(plain(err.Error()))
 		b.clear()
 		return err
-	}
-	for _, s := range b.init {
-		b.tasks.Go(s.drain)
 	}
 	b.tasks.Go(b.waitInit)
 	return nil
@@ -220,12 +236,16 @@ func (b *box) found(pidFile string) error {
 	if err := json.Unmarshal(raw, &st); err != nil || st.Sandbox.Socket == "" {
 		return fmt.Errorf("%s names no control socket: %w", states[0], err)
 	}
-	b.socket = st.Sandbox.Socket
-	b.sentry = sentry.New(b.socket, b.id)
-	b.state = State{PID: os.Getpid(), Sentry: pid, Gofer: st.Gofer, Started: time.Now().UTC().Round(0)}
 	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.socket = st.Sandbox.Socket; b.sentry == nil {
+		b.sentry = sentry.New(b.socket, b.id)
+		b.state.Started = time.Now().UTC().Round(0)
+	} else {
+		b.sentry.Move(b.socket)
+	}
+	b.state.PID, b.state.Sentry, b.state.Gofer = os.Getpid(), pid, st.Gofer
 	b.sentryPID, b.goferPID = pid, st.Gofer
-	b.mu.Unlock()
 	return nil
 }
 
@@ -241,7 +261,8 @@ func (b *box) said() string {
 	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
 	var line struct{ Msg string }
 	if json.Unmarshal([]byte(lines[len(lines)-1]), &line) == nil && line.Msg != "" {
-		return plain(line.Msg)
+		said, _, _ := strings.Cut(line.Msg, "\n") // and the stacks of a panic
+		return plain(said)
 	}
 	return plain(lines[len(lines)-1])
 }
@@ -291,12 +312,23 @@ func (b *box) giveUp(reason string) {
 	b.killProcesses()
 }
 
-// killProcesses kills the Sentry and the gofer. Their numbers are their own until
-// reap has waited for them.
+// killProcesses kills the Sentry and the gofer, or a sandbox that has neither. Their
+// numbers are their own until reap has waited for them.
 func (b *box) killProcesses() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.over, b.forced = true, true
+	b.killLocked()
+	if b.unwanted != nil {
+		b.unwanted()
+	}
+	if b.nap == napAsleep { // nobody is left to reap
+		b.nap = napNone
+		b.tasks.Go(func() { b.finish(Ended{Sentry: notKnown, Gofer: notKnown}) })
+	}
+}
+
+func (b *box) killLocked() {
 	for _, pid := range []int{b.sentryPID, b.goferPID} {
 		if pid > 0 {
 			unix.Kill(pid, unix.SIGKILL)
@@ -342,6 +374,7 @@ func (b *box) current() State {
 	b.mu.Lock()
 	s := b.state
 	s.Paused, s.Pauses, s.PausedFor = isPaused, b.pauses, paused.Milliseconds()
+	s.Hibernated = b.nap == napAsleep
 	s.Execs, s.Running, s.Tools = int64(len(b.order)), b.running, b.tools
 	order := b.order
 	select {

@@ -303,6 +303,22 @@ func (c *Client) Resume(ctx context.Context) error {
 	return err
 }
 
+// Hibernate puts a paused sandbox to disk and returns how many bytes that takes there;
+// nothing of it runs then. One that is hibernated stays so: that is no error. Refused, it
+// stays paused. Errors: ErrNotHibernated, which says why.
+func (c *Client) Hibernate(ctx context.Context) (int64, error) {
+	a, _, err := c.call(ctx, request{Method: "hibernate"})
+	return a.Bytes, err
+}
+
+// Wake restores a hibernated sandbox, which runs then, with no pause left. One that is
+// not hibernated stays as it is: that is no error. Errors: ErrNotRestored, after which
+// the sandbox has ended.
+func (c *Client) Wake(ctx context.Context) error {
+	_, _, err := c.call(ctx, request{Method: "wake"})
+	return err
+}
+
 // RunHelper runs a program of the host in the guest and returns its exit status
 // when it has ended. It is killed when ctx ends. The streams stay the caller's: to
 // see the end of a pipe that the helper writes to, close the own end of it when

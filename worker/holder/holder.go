@@ -11,6 +11,7 @@
 //	execs          the journal of execs, a line when one is to start and when it has ended
 //	exec/x<exec>/  the files stdout and stderr with what is kept of one's output
 //	init/          the same two files of the sandbox's first process
+//	hibernated/    the memory of a sandbox that has no process
 //	runsc/         runsc's --root
 //	runsc.log      what runsc and the Sentry had to say     holder.log  the holder
 //
@@ -39,6 +40,12 @@ var (
 	// ErrBusy says that a tool exec runs, or that the guest did not stop in time: the
 	// sandbox is not paused.
 	ErrBusy = errors.New("the sandbox cannot be paused now")
+	// ErrHibernated says that the sandbox is in files alone: Wake restores it.
+	ErrHibernated = errors.New("the sandbox is hibernated")
+	// ErrNotHibernated says why a sandbox is not hibernated: it stays paused.
+	ErrNotHibernated = errors.New("the sandbox cannot be hibernated")
+	// ErrNotRestored says that a hibernated sandbox could not be restored: it has ended.
+	ErrNotRestored = errors.New("the hibernated sandbox could not be restored")
 )
 
 // Config is what a holder is started with.
@@ -88,18 +95,19 @@ type Helper struct {
 
 // State is what a holder knows of its sandbox.
 type State struct {
-	PID       int       `json:"pid"`        // of the holder
-	Sentry    int       `json:"sentry_pid"` // on the host
-	Gofer     int       `json:"gofer_pid"`  // on the host, 0 without one
-	Started   time.Time `json:"started_at"` // when the guest ran
-	Paused    bool      `json:"paused"`
-	Pauses    int64     `json:"pauses"`
-	PausedFor int64     `json:"paused_ms"` // until now
-	Execs     int64     `json:"execs"`     // that were started
-	Running   int       `json:"running"`   // execs that have not ended
-	Tools     int       `json:"tools"`     // those of them that forbid a pause
-	Output    int64     `json:"output_bytes"`
-	Ended     *Ended    `json:"ended,omitempty"`
+	PID        int       `json:"pid"`        // of the holder
+	Sentry     int       `json:"sentry_pid"` // on the host
+	Gofer      int       `json:"gofer_pid"`  // on the host, 0 without one
+	Started    time.Time `json:"started_at"` // when the guest ran
+	Paused     bool      `json:"paused"`
+	Pauses     int64     `json:"pauses"`
+	PausedFor  int64     `json:"paused_ms"`            // until now
+	Hibernated bool      `json:"hibernated,omitempty"` // no process of it runs; it counts as paused
+	Execs      int64     `json:"execs"`                // that were started
+	Running    int       `json:"running"`              // execs that have not ended
+	Tools      int       `json:"tools"`                // those of them that forbid a pause
+	Output     int64     `json:"output_bytes"`
+	Ended      *Ended    `json:"ended,omitempty"`
 }
 
 // Ended is how a sandbox ended.
@@ -109,6 +117,8 @@ type Ended struct {
 	// Init is how the first process ended, as the Sentry told it; nil when it did not
 	// end by itself.
 	Init *sentry.Status `json:"init,omitempty"`
+	// NotRestored says that it ended because a restore of it failed; Message says why.
+	NotRestored bool `json:"not_restored,omitempty"`
 	// Sentry and Gofer are how these ended, as wait(2) told it; -1 when not known.
 	Sentry int       `json:"sentry_status"`
 	Gofer  int       `json:"gofer_status"`

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,6 +53,9 @@ func Main(stdin, stdout *os.File, log *slog.Logger) error {
 	if b.journal, err = openJournal(c.Dir); err != nil {
 		return say(stdout, refuse(err), started{})
 	}
+	if b.score, err = readBounded(oomScore); err != nil {
+		return say(stdout, refuse(err), started{})
+	}
 	l, err := listen(c.Dir)
 	if err != nil {
 		return say(stdout, refuse(err), started{})
@@ -72,9 +74,7 @@ func Main(stdin, stdout *os.File, log *slog.Logger) error {
 		return say(stdout, refuse(err), started{})
 	}
 	shield(log)
-	if err := writeRecord(filepath.Join(c.Dir, "holder.json"), runRecord{runFormat, c.ID, b.state}); err != nil {
-		log.Warn("state not recorded", "err", err)
-	}
+	b.record()
 	s := &server{box: b, released: make(chan struct{}), conns: make(chan struct{}, maxConns)}
 	go s.serve(l, log) // ends with the listener, at the end of this function
 	// Who asked may be gone; the sandbox is not.
@@ -132,7 +132,9 @@ const keepVariable = "QUARRY_HOLDER_KEEPS"
 // shield asks the kernel to kill any other process first when memory is short. Only
 // once runsc has started: the Sentry would inherit it.
 func shield(log *slog.Logger) {
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
+	if err := os.WriteFile(oomScore, []byte("-1000"), 0); err != nil {
 		log.Warn("holder can be killed when memory is short", "err", err)
 	}
 }
+
+const oomScore = "/proc/self/oom_score_adj"

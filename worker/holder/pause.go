@@ -196,17 +196,25 @@ func (b *box) resume(ctx context.Context) error {
 	}
 	defer b.gate.open()
 	b.mu.Lock()
-	over, isPaused := b.over, b.isPaused
+	over, isPaused, nap := b.over, b.isPaused, b.nap
 	b.mu.Unlock()
-	if over {
+	switch {
+	case over:
 		return sandbox.ErrEnded
-	}
-	if !isPaused {
+	case nap != napNone:
+		return ErrHibernated
+	case !isPaused:
 		return nil
 	}
 	if err := b.unpause(); err != nil {
 		return b.lost("resume", err)
 	}
+	b.goOn()
+	return nil
+}
+
+// goOn notes that the guest runs.
+func (b *box) goOn() {
 	b.mu.Lock()
 	b.isPaused = false
 	b.paused += time.Since(b.pausedAt)
@@ -215,5 +223,4 @@ func (b *box) resume(ctx context.Context) error {
 	for _, x := range order {
 		x.arm()
 	}
-	return nil
 }

@@ -18,7 +18,8 @@ import (
 const notKnown = -1
 
 // reap waits for every child: the Sentry, the gofer, and whatever else runsc left to
-// this process. When all have ended it makes the end of the sandbox.
+// this process. When all have ended it makes the end of the sandbox, unless that is
+// hibernated.
 func (b *box) reap() {
 	end := Ended{Sentry: notKnown, Gofer: notKnown}
 	for {
@@ -31,12 +32,14 @@ func (b *box) reap() {
 		if err != nil {
 			break // there is no child
 		}
-		if b.reapOne(&end) {
+		if b.reapOne(&end) && !b.goesToSleep() {
 			// Without one of them the others are of no use; they see it, or are killed.
 			time.AfterFunc(endTimeout, b.killChildren)
 		}
 	}
-	b.finish(end)
+	if !b.fallAsleep() {
+		b.finish(end)
+	}
 }
 
 // reapOne waits for a child that has ended, and reports whether it was the Sentry
@@ -53,13 +56,13 @@ func (b *box) reapOne(end *Ended) bool {
 		b.sentryPID, end.Sentry = 0, int(ws)
 	case pid == b.goferPID:
 		b.goferPID, end.Gofer = 0, int(ws)
-		if ws.Signaled() && !b.forced {
+		if ws.Signaled() && !b.forced && b.nap != napBegun {
 			b.reason = "the gofer " + describe(int(ws))
 		}
 	default:
 		return false
 	}
-	b.over = true
+	b.over = b.over || b.nap != napBegun
 	return true
 }
 
@@ -68,9 +71,14 @@ func (b *box) killChildren() {
 	b.mu.Lock()
 	b.forced = true
 	b.mu.Unlock()
+	kill(children())
+}
+
+// children lists the children of this process.
+func children() (pids []int) {
 	lists, err := filepath.Glob("/proc/self/task/*/children")
 	if err != nil {
-		return
+		return nil
 	}
 	for _, list := range lists {
 		raw, err := os.ReadFile(list)
@@ -79,9 +87,16 @@ func (b *box) killChildren() {
 		}
 		for pid := range strings.FieldsSeq(string(raw)) {
 			if n, err := strconv.Atoi(pid); err == nil && n > 1 {
-				unix.Kill(n, unix.SIGKILL)
+				pids = append(pids, n)
 			}
 		}
+	}
+	return pids
+}
+
+func kill(pids []int) {
+	for _, pid := range pids {
+		unix.Kill(pid, unix.SIGKILL)
 	}
 }
 
@@ -102,6 +117,7 @@ func (b *box) finish(end Ended) {
 			b.log.Warn("exec does not end", "exec", x.state.ID)
 		}
 	}
+	closeGuest(b.initEnds)
 	for _, s := range b.init {
 		s.leave()
 	}
@@ -109,6 +125,7 @@ func (b *box) finish(end Ended) {
 	b.mu.Lock()
 	end.Killed, end.Init, end.At = b.killed, b.initStatus, time.Now().UTC().Round(0)
 	end.Pauses, end.PausedFor, end.Execs = b.pauses, paused.Milliseconds(), int64(len(b.order))
+	end.NotRestored = b.nap == napWaking && !b.killed
 	if end.Message = b.reason; end.Message != "" {
 		end.Init = nil // it did not end by itself
 	}

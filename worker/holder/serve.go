@@ -164,6 +164,10 @@ func (s *server) call(ctx context.Context, r request, files []*os.File) (a answe
 		err = b.pause(ctx, r.Force)
 	case "resume":
 		err = b.resume(ctx)
+	case "hibernate":
+		a.Bytes, err = b.hibernate(ctx)
+	case "wake":
+		err = b.wake(ctx)
 	case "helper":
 		a.Status, err = b.helper(ctx, r, files)
 	default:
@@ -284,6 +288,9 @@ func (x *execution) resize(ctx context.Context, w *sandbox.Window) error {
 
 // sentryCall passes on what only the Sentry knows.
 func (b *box) sentryCall(ctx context.Context, r request, files []*os.File) (a answer, out []*os.File, err error) {
+	if b.sleeps() {
+		return a, nil, ErrHibernated
+	}
 	switch r.Method {
 	case "processes":
 		a.Processes, err = b.sentry.Processes(ctx)

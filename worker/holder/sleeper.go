@@ -10,6 +10,9 @@ import (
 // a static program that reaps nothing by itself but makes the kernel reap whatever
 // becomes its child, and sleeps. It is given to runsc as an open file, so that
 // nothing of ours stands in the image; it has no libc, so that it is a page.
+//
+// It writes to that page, which makes it memory of its own: a checkpoint has memory,
+// and not the file, which a restore cannot be given.
 
 // Numbers of the ELF format and of system calls, as elf(5) and the kernel's tables
 // have them.
@@ -46,7 +49,7 @@ func sleeper(arch string) ([]byte, error) {
 	le([]uint64{sleeperBase + start, elfHeaderSize, 0}) // entry, program headers, no sections
 	le(uint32(0))
 	le([]uint16{elfHeaderSize, elfProgramHeaderSize, 1, 0, 0, 0})
-	le([]uint32{1, 5}) // load it all, to be read and executed
+	le([]uint32{1, 7}) // load it all, to be read, written and executed
 	le([]uint64{0, sleeperBase, sleeperBase, size, size, sleeperAlign})
 	b.Write(code)
 	return b.Bytes(), nil
@@ -54,6 +57,7 @@ func sleeper(arch string) ([]byte, error) {
 
 func sleeperX86() []byte {
 	code := []byte{
+		0xc6, 0x05, 67, 0, 0, 0, 0, // mov byte [rip+67], 0: the last of sigIgnored, as it is
 		0xb8, 13, 0, 0, 0, // mov eax, rt_sigaction
 		0xbf, 17, 0, 0, 0, // mov edi, SIGCHLD
 		0x48, 0x8d, 0x35, 19, 0, 0, 0, // lea rsi, [rip+19]: sigIgnored
@@ -73,8 +77,9 @@ func sleeperARM() []byte {
 	const svc = 0xd4000001
 	code := []uint32{
 		movz(8, 134), movz(0, 17), // rt_sigaction, SIGCHLD
-		0x10000000 | 11<<5 | 1,      // adr x1, 44 bytes from here: sigIgnored
-		movz(2, 0), movz(3, 8), svc, // no old one, the size of a mask
+		0x10000000 | 12<<5 | 1,          // adr x1, 48 bytes from here: sigIgnored
+		0x39000000 | 31<<10 | 1<<5 | 31, // strb wzr, [x1, 31]: its last byte, as it is
+		movz(2, 0), movz(3, 8), svc,     // no old one, the size of a mask
 		movz(8, 73), movz(0, 0), movz(1, 0), movz(2, 0), movz(3, 0), svc, // again: ppoll of nothing
 		0x17fffffa, // b again, 6 instructions back
 	}

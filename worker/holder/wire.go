@@ -182,6 +182,7 @@ type answer struct {
 	Exec      *sandbox.ExecState  `json:"exec,omitempty"`
 	Execs     []sandbox.ExecState `json:"execs,omitempty"`
 	Offset    int64               `json:"offset,omitempty"`
+	Bytes     int64               `json:"bytes,omitempty"` // of a checkpoint
 	Status    *sentry.Status      `json:"status,omitempty"`
 	Processes []sentry.Process    `json:"processes,omitempty"`
 	Usage     *sentry.Usage       `json:"usage,omitempty"`
@@ -211,6 +212,9 @@ var codes = []struct {
 	{"session_busy", session.ErrBusy},
 	{"paused", ErrPaused},
 	{"busy", ErrBusy},
+	{"hibernated", ErrHibernated},
+	{"not_hibernated", ErrNotHibernated},
+	{"not_restored", ErrNotRestored},
 	{"file_not_found", sandbox.ErrFileNotFound},
 	{"runtime", sandbox.ErrRuntime},
 }

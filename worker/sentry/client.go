@@ -33,10 +33,11 @@ const maxIdle = 4
 // goroutines at once; every call has a connection of its own. A call ends with its
 // ctx, but the Sentry goes on with what it has begun.
 type Client struct {
-	socket    string
 	container string
 
 	mu     sync.Mutex // guards what follows
+	socket string
+	moves  int // how often Move was called
 	idle   []*conn
 	closed bool
 }
@@ -44,6 +45,18 @@ type Client struct {
 // New returns a client for the container whose Sentry listens at socket. It
 // connects with the first call.
 func New(socket, container string) *Client { return &Client{socket: socket, container: container} }
+
+// Move has the next calls go to another Sentry of the same container: one that was
+// restored in the place of the first, which has ended.
+func (c *Client) Move(socket string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.idle {
+		k.c.Close()
+	}
+	c.idle, c.socket = nil, socket
+	c.moves++
+}
 
 // Close ends the idle connections; those of calls under way end with the calls.
 func (c *Client) Close() {
@@ -65,18 +78,19 @@ func (c *Client) take(ctx context.Context) (*conn, error) {
 		c.mu.Unlock()
 		return k, nil
 	}
+	socket, moves := c.socket, c.moves
 	c.mu.Unlock()
-	k, err := Dial(ctx, c.socket)
+	k, err := Dial(ctx, socket)
 	if err != nil {
 		return nil, err
 	}
-	return &conn{k}, nil
+	return &conn{c: k, moves: moves}, nil
 }
 
 func (c *Client) give(k *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || len(c.idle) >= maxIdle {
+	if c.closed || len(c.idle) >= maxIdle || k.moves != c.moves {
 		k.c.Close()
 		return
 	}

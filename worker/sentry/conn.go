@@ -27,7 +27,10 @@ const (
 )
 
 // conn is one connection; it carries one call at a time.
-type conn struct{ c *net.UnixConn }
+type conn struct {
+	c     *net.UnixConn
+	moves int // of the client when it was made
+}
 
 // dialPoll is how soon a socket with a full queue is tried again.
 const dialPoll = time.Millisecond

@@ -61,7 +61,7 @@ func answering(t *testing.T, b []byte) *Client {
 		ends[0].Write(b)
 		ends[0].Close()
 	}()
-	return &Client{container: "x", idle: []*conn{{ends[1]}}, closed: true}
+	return &Client{container: "x", idle: []*conn{{c: ends[1]}}, closed: true}
 }
 
 // A Sentry that is slow to accept is waited for: its queue is short.

@@ -1,0 +1,226 @@
+package holder_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"quarry/worker/holder"
+	"quarry/worker/sandbox"
+	"quarry/worker/sentry/sentrytest"
+)
+
+// hibernate pauses and hibernates a sandbox, and checks that nothing of it runs.
+func (r *rig) hibernate() {
+	r.Helper()
+	if err := r.c.Pause(r.ctx, false); err != nil {
+		r.Fatal(err)
+	}
+	before := r.state()
+	size, err := r.c.Hibernate(r.ctx)
+	if err != nil {
+		r.Fatal(err)
+	}
+	st := r.state()
+	if !st.Hibernated || !st.Paused || size == 0 || st.PID != before.PID {
+		r.Errorf("hibernated: %+v, %d bytes", st, size)
+	}
+	for _, pid := range sentrytest.Processes(r, r.dir) {
+		if pid != st.PID {
+			r.Errorf("process %d runs", pid)
+		}
+	}
+}
+
+func (r *rig) wake() {
+	r.Helper()
+	if err := r.c.Wake(r.ctx); err != nil {
+		r.Fatal(err)
+	}
+	if st := r.state(); st.Hibernated || st.Paused {
+		r.Errorf("woken: %+v", st)
+	}
+	if _, err := os.Stat(filepath.Join(r.dir, "hibernated")); !errors.Is(err, os.ErrNotExist) {
+		r.Errorf("the files of the hibernation are still there: %v", err)
+	}
+}
+
+func (r *rig) state() holder.State {
+	r.Helper()
+	st, err := r.c.State(r.ctx)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return st
+}
+
+// A sandbox goes to disk and comes back, more than once, with its files; its commands of
+// before are known, and others run in it.
+func TestASandboxSleepsAndWakes(t *testing.T) {
+	r := newRig(t)
+	r.run(sandbox.ExecSpec{ID: "first"}, "echo memory > /tmp/f; echo disk > /var/f; echo out")
+	if _, err := r.c.Hibernate(r.ctx); !errors.Is(err, holder.ErrNotHibernated) {
+		t.Errorf("one that is not paused: %v", err)
+	}
+	for range 2 {
+		r.hibernate()
+		if size, err := r.c.Hibernate(r.ctx); err != nil || size == 0 {
+			t.Errorf("twice: %d bytes, %v", size, err)
+		}
+		if err := r.c.Pause(r.ctx, false); err != nil {
+			t.Errorf("a pause: %v", err)
+		}
+		if err := r.c.Resume(r.ctx); !errors.Is(err, holder.ErrHibernated) {
+			t.Errorf("a resume: %v", err)
+		}
+		if _, err := r.c.Usage(r.ctx); !errors.Is(err, holder.ErrHibernated) {
+			t.Errorf("a question to the Sentry: %v", err)
+		}
+		if _, err := r.c.Exec(r.ctx, sandbox.ExecSpec{ID: r.id(), Shell: "true"}, process("/bin/true")); !errors.Is(err, holder.ErrPaused) {
+			t.Errorf("a command: %v", err)
+		}
+		r.want(r.wait("first"), 0, sandbox.ExecReasonExited)
+		r.wake()
+		if err := r.c.Wake(r.ctx); err != nil {
+			t.Errorf("woken twice: %v", err)
+		}
+		st := r.run(sandbox.ExecSpec{}, "cat /tmp/f /var/f; sleep 0.01 & wait; ps -o stat | grep -c Z")
+		if out := r.output(st, "stdout"); out != "memory\ndisk\n0\n" {
+			t.Errorf("after a wake: %q", out)
+		}
+		// Its pauses count from the beginning.
+		for range 2 {
+			if err := errors.Join(r.c.Pause(r.ctx, false), r.c.Resume(r.ctx)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if st := r.state(); st.Pauses != 6 || st.PausedFor == 0 {
+		t.Errorf("%+v, want 6 pauses", st)
+	}
+	r.wantNobody()
+}
+
+// The first process goes on where it was, with its output.
+func TestAnEntrypointSleepsAndWakes(t *testing.T) {
+	r := startRig(t, config(t, "sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done"))
+	lines := func() []string {
+		b, _ := os.ReadFile(holder.InitOutputPath(r.dir, "stdout"))
+		return strings.Fields(string(b))
+	}
+	for range 2 {
+		n := len(lines())
+		r.waitFor("its output", func() bool { return len(lines()) > n+2 })
+		r.hibernate()
+		n = len(lines())
+		r.wake()
+		r.waitFor("its output", func() bool { return len(lines()) > n+2 })
+	}
+	for i, l := range lines()[1:] {
+		if len(l) < len(lines()[i]) {
+			t.Fatalf("line %d is %q after %q", i+1, l, lines()[i])
+		}
+	}
+	end, err := r.c.End(r.ctx)
+	if err != nil || !end.Killed || end.Pauses != 2 {
+		t.Errorf("%+v, %v", end, err)
+	}
+}
+
+// What a restore would kill is not hibernated, and goes on.
+func TestWhatARestoreWouldKillIsNotHibernated(t *testing.T) {
+	r := newRig(t)
+	r.start(sandbox.ExecSpec{ID: "agent", Role: sandbox.ExecAgent}, "sleep 1000")
+	for _, what := range []string{"commands run", "would kill process"} {
+		if err := r.c.Pause(r.ctx, false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.c.Hibernate(r.ctx); !errors.Is(err, holder.ErrNotHibernated) || !strings.Contains(err.Error(), what) {
+			t.Errorf("got %v, want %s", err, what)
+		}
+		if st := r.state(); st.Hibernated || !st.Paused {
+			t.Errorf("refused: %+v", st)
+		}
+		if err := r.c.Resume(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.c.Signal(r.ctx, "agent", int(unix.SIGKILL)); err == nil {
+			r.wait("agent")
+			r.run(sandbox.ExecSpec{}, "(sleep 1000 >/dev/null 2>&1 &)")
+		}
+	}
+}
+
+// A disk that has no room is told, and the guest goes on.
+func TestADiskWithoutRoom(t *testing.T) {
+	c := config(t)
+	bundle, err := os.ReadFile(filepath.Join(c.Dir, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("small", c.Dir, "tmpfs", 0, "size=32m,mode=700"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(c.Dir, unix.MNT_DETACH) })
+	if err := errors.Join(os.WriteFile(filepath.Join(c.Dir, "config.json"), bundle, 0o600), os.Mkdir(filepath.Join(c.Dir, "upper"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	r := startRig(t, c)
+	if err := r.c.Pause(r.ctx, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.c.Hibernate(r.ctx); !errors.Is(err, holder.ErrNotHibernated) || !strings.Contains(err.Error(), "MiB free") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(c.Dir, "hibernated")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("files are left: %v", err)
+	}
+	if err := r.c.Resume(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.wantNobody()
+}
+
+// A checkpoint that is damaged is the end of the sandbox, which says so.
+func TestADamagedCheckpoint(t *testing.T) {
+	for _, name := range []string{"checkpoint.img", "pages.img"} {
+		r := newRig(t)
+		r.hibernate()
+		if err := os.Truncate(filepath.Join(r.dir, "hibernated", name), 4096); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.c.Wake(r.ctx); !errors.Is(err, holder.ErrNotRestored) {
+			t.Errorf("%s: %v", name, err)
+		}
+		end, err := r.c.WaitEnded(r.ctx)
+		if err != nil || !end.NotRestored || end.Message == "" {
+			t.Errorf("%s: %+v, %v", name, end, err)
+		}
+		if strings.Contains(end.Message, "\n") {
+			t.Errorf("%s: its message is not a line: %s", name, end.Message)
+		}
+		if pids := sentrytest.Processes(t, r.dir); len(pids) != 1 {
+			t.Errorf("%s: processes %v are left", name, pids)
+		}
+	}
+}
+
+// One that is hibernated can be ended.
+func TestAHibernatedSandboxEnds(t *testing.T) {
+	r := newRig(t)
+	r.hibernate()
+	end, err := r.c.End(r.ctx)
+	if err != nil || !end.Killed || end.NotRestored {
+		t.Errorf("%+v, %v", end, err)
+	}
+	if err := r.c.Wake(r.ctx); !errors.Is(err, sandbox.ErrEnded) {
+		t.Errorf("a wake: %v", err)
+	}
+	if err := r.c.Release(r.ctx); err != nil {
+		t.Error(err)
+	}
+}
