@@ -2,9 +2,7 @@ package worker
 
 import (
 	"context"
-	"strings"
 
-	"quarry/rafs"
 	"quarry/worker/folder"
 )
 
@@ -13,21 +11,5 @@ import (
 // file, or a directory that something is made in, to the writable layer. So it
 // gets an image that has ACLs from a mount of its own, where nothing has one.
 func (w *Worker) acquireForSandbox(ctx context.Context, im *folder.Image) (*Mount, error) {
-	return w.acquire(ctx, im, hasACL(im.RAFS.Tree.Root))
-}
-
-// hasACL reports whether a file or directory of the tree below n, or n, has a
-// POSIX ACL.
-func hasACL(n *rafs.Inode) bool {
-	for _, x := range n.Xattrs {
-		if strings.HasPrefix(x.Name, "system.posix_acl_") {
-			return true
-		}
-	}
-	for _, d := range n.Entries {
-		if hasACL(d.Inode) {
-			return true
-		}
-	}
-	return false
+	return w.acquire(ctx, im, im.ACL)
 }

@@ -16,9 +16,10 @@ import (
 
 // nodeImages has images on this machine for the sandboxes of a worker.
 type nodeImages struct {
-	flags  workerFlags // resolved
-	worker *worker.Worker
-	handed sync.WaitGroup // starts whose rest goes to the reader
+	flags   workerFlags // resolved
+	worker  *worker.Worker
+	handed  sync.WaitGroup // starts whose rest goes to the reader
+	decoded folder.Decoded // of images that sandboxes are made of again and again
 }
 
 // fetch has an image on this machine. One that is named by its digest and was verified
@@ -33,6 +34,7 @@ func (n *nodeImages) fetch(ctx context.Context, name string) (*folder.Image, err
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrImagePull, err)
 	}
+	images.Decoded = &n.decoded
 	if ref.Digest != nil {
 		if im, err := images.Offline(ref, platform); err == nil {
 			stores.Close()

@@ -41,7 +41,8 @@ type Image struct {
 	Statement image.Statement
 	Config    []byte
 	Bootstrap []byte
-	RAFS      *rafs.Image
+	RAFS      *rafs.Image // without its tree when Images.Decoded had it
+	ACL       bool        // a file of it has a POSIX ACL
 }
 
 // Images fetches and keeps verified images.
@@ -50,7 +51,9 @@ type Images struct {
 	Source Source
 	Origin Origin
 	Trust  signer.Trust
-	Log    *slog.Logger
+	// Decoded keeps what was decoded from one Images to the next; nil keeps nothing.
+	Decoded *Decoded
+	Log     *slog.Logger
 }
 
 // Fetch resolves ref, verifies its statements and returns the image, in one
@@ -160,7 +163,7 @@ func (s *Images) keep(ctx context.Context, ref image.Ref, p image.Platform, v *i
 		return nil, err
 	}
 	kept()
-	im, err := decodeParts(v.ID, st, config, boot)
+	im, err := s.Decoded.parts(v.ID, st, config, boot)
 	if err != nil { // what nobody can use is not kept
 		return nil, errors.Join(err, s.Dir.removeImage(v.ID))
 	}
@@ -223,7 +226,7 @@ func (s *Images) latest(ctx context.Context, ref image.Ref, p image.Platform) *I
 	if i < 0 {
 		return nil
 	}
-	im, err := s.Dir.Load(list[i].Image)
+	im, err := s.load(list[i].Image)
 	if err == nil {
 		return im
 	}
@@ -252,12 +255,12 @@ func (s *Images) remember(ctx context.Context, ref image.Ref, p image.Platform, 
 }
 
 // assemble makes an image of parts that it checks.
-func assemble(id chunk.Digest, payload, config, boot []byte) (*Image, error) {
+func assemble(id chunk.Digest, payload, config, boot []byte, c *Decoded) (*Image, error) {
 	st, err := checkParts(id, payload, config, boot)
 	if err != nil {
 		return nil, err
 	}
-	return decodeParts(id, st, config, boot)
+	return c.parts(id, st, config, boot)
 }
 
 // checkParts checks every part against the image id, which names the statement,
@@ -278,13 +281,13 @@ func checkParts(id chunk.Digest, payload, config, boot []byte) (st image.Stateme
 	return st, nil
 }
 
-// decodeParts makes an image of checked parts.
-func decodeParts(id chunk.Digest, st image.Statement, config, boot []byte) (*Image, error) {
-	ri, err := rafs.Decode(boot)
+// parts makes an image of checked parts.
+func (c *Decoded) parts(id chunk.Digest, st image.Statement, config, boot []byte) (*Image, error) {
+	ri, acl, err := c.decode(st.Bootstrap, boot)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap %s: %w", st.Bootstrap, err)
 	}
-	return &Image{ID: id, Statement: st, Config: config, Bootstrap: boot, RAFS: ri}, nil
+	return &Image{ID: id, Statement: st, Config: config, Bootstrap: boot, RAFS: ri, ACL: acl}, nil
 }
 
 func (d Dir) saveImage(id chunk.Digest, payload, config, boot []byte) error {
@@ -311,7 +314,11 @@ func (d Dir) removeImage(id chunk.Digest) error {
 
 // Load reads an image from the worker's folder. The disk is not trusted:
 // every part is verified against the id.
-func (d Dir) Load(id chunk.Digest) (*Image, error) {
+func (d Dir) Load(id chunk.Digest) (*Image, error) { return d.load(id, nil) }
+
+func (s *Images) load(id chunk.Digest) (*Image, error) { return s.Dir.load(id, s.Decoded) }
+
+func (d Dir) load(id chunk.Digest, c *Decoded) (*Image, error) {
 	dir := d.imageDir(id)
 	payload, err := ReadBounded(filepath.Join(dir, "statement"), image.MaxStatement)
 	if err != nil {
@@ -325,7 +332,7 @@ func (d Dir) Load(id chunk.Digest) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	im, err := assemble(id, payload, config, boot)
+	im, err := assemble(id, payload, config, boot, c)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}

@@ -38,7 +38,7 @@ func (s *Images) Offline(ref image.Ref, p image.Platform) (*Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrOffline, err)
 	}
-	im, err := s.Dir.Load(id)
+	im, err := s.load(id)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrOffline, err)
 	}

@@ -174,7 +174,7 @@ func (d Dir) Repair(ctx context.Context, id chunk.Digest, o Origin, from Content
 			return nil, nil, fmt.Errorf("bootstrap %s: %w: %w", st.Bootstrap, ErrFetch, err)
 		}
 	}
-	if im, err = assemble(id, payload, config, boot); err != nil {
+	if im, err = assemble(id, payload, config, boot, nil); err != nil {
 		return nil, nil, err
 	}
 	if unsaved = d.saveImage(id, payload, config, boot); unsaved == nil {
