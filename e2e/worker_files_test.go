@@ -34,6 +34,11 @@ func TestFilesThroughTheAPI(t *testing.T) {
 	defer cancel()
 	c := r.client()
 	id := r.sandboxOf(ctx, c)
+	// Before any other command: the hosts file is there from the first instruction on.
+	code, out, err := run(ctx, c, id, sandbox.ExecSpec{Shell: "cat /etc/hosts && echo more >> /etc/hosts && rm /etc/hosts && test -s /etc/passwd"})
+	if err != nil || code != 0 || !strings.Contains(out, "localhost") || !strings.Contains(out, "sandbox") {
+		t.Errorf("the hosts file: %d %q, %v", code, out, err)
+	}
 	big := make([]byte, 5<<20+1)
 	_, _ = rand.Read(big)
 	for name, b := range map[string][]byte{"/tmp/a b\n": []byte("x"), "/tmp/\xff\xfe": []byte("y"), "/root/empty": {}, "/root/big": big, "/tmp/-rf ": []byte("z")} {

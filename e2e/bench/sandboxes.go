@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -101,10 +103,12 @@ func (s *sandboxBench) creates(ctx context.Context) (err error) {
 		}
 	}
 	var parts []string
-	for name, us := range steps {
-		parts = append(parts, fmt.Sprintf("%s %.1f", name, float64(median(us))/1000))
+	for _, name := range slices.Sorted(maps.Keys(steps)) {
+		us := steps[name]
+		slices.Sort(us)
+		parts = append(parts, fmt.Sprintf("%s %.1f/%.1f", name, float64(us[len(us)/2])/1000, float64(us[len(us)*95/100])/1000))
 	}
-	s.figure("create: median of its steps, ms", strings.Join(parts, ", "))
+	s.figure("create: its steps in ms, p50/p95", strings.Join(parts, ", "))
 	for _, q := range []int{50, 95} {
 		own := quantile(runscs, q)
 		s.atMost(fmt.Sprintf("create and first exec beyond runsc's create+start (%s), p%d", own.Round(time.Millisecond), q),

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,9 +23,6 @@ import (
 	"quarry/worker/holder"
 	"quarry/worker/sandbox"
 )
-
-// resolvConf is where a guest looks for its name server.
-const resolvConf = "/etc/resolv.conf"
 
 // bundle writes the sandbox's OCI bundle.
 func (b *box) bundle(ctx context.Context, im *folder.Image) (*specs.Spec, error) {
@@ -41,28 +40,16 @@ func (b *box) bundle(ctx context.Context, im *folder.Image) (*specs.Spec, error)
 	if b.group != nil {
 		spec.Linux.CgroupsPath = b.group.Path()
 	}
-	var gifts []gift
 	if link != nil {
 		for i := range spec.Linux.Namespaces {
 			if ns := &spec.Linux.Namespaces[i]; ns.Type == specs.NetworkNamespace {
 				ns.Path = link.NetnsPath
 			}
 		}
-		if conf := link.ResolvConf(); len(conf) > 0 {
-			path := filepath.Join(b.dir, "resolv.conf")
-			if err := os.WriteFile(path, conf, 0o644); err != nil {
-				return nil, err
-			}
-			ok, err := canBind(ctx, mt.Root(), resolvConf, false)
-			if err != nil {
-				return nil, err
-			}
-			if ok {
-				spec.Mounts = append(spec.Mounts, specs.Mount{Destination: resolvConf, Type: "bind", Source: path, Options: []string{"bind", "ro", "nosuid", "nodev"}})
-			} else {
-				gifts = append(gifts, gift{host: path, target: resolvConf})
-			}
-		}
+	}
+	gifts, err := b.ownFiles(ctx, spec, mt.Root())
+	if err != nil {
+		return nil, err
 	}
 	mounts, more, err := b.bindOr(ctx, mt.Root(), asked.Shares)
 	if err != nil {
@@ -70,12 +57,9 @@ func (b *box) bundle(ctx context.Context, im *folder.Image) (*specs.Spec, error)
 	}
 	spec.Mounts = append(spec.Mounts, mounts...)
 	if gifts = append(gifts, more...); len(gifts) > 0 && len(asked.Entrypoint) > 0 {
-		return nil, invalid("the image has no %s, and a sandbox with a first process of its own is given only what the image has a place for", gifts[0].target)
-	}
-	if bare, err := lacks(ctx, mt.Root(), hostsFile); err != nil {
-		return nil, err
-	} else if bare && b.n.c.Guest != "" {
-		gifts = append(gifts, gift{text: hosts(asked.Hostname), target: hostsFile})
+		if i := slices.IndexFunc(gifts, func(g gift) bool { return g.text == "" }); i >= 0 {
+			return nil, invalid("the image has no %s, and a sandbox with a first process of its own is given only what the image has a place for", gifts[i].target)
+		}
 	}
 	b.mu.Lock()
 	b.gifts = gifts
@@ -85,6 +69,50 @@ func (b *box) bundle(ctx context.Context, im *folder.Image) (*specs.Spec, error)
 		return nil, err
 	}
 	return spec, os.WriteFile(filepath.Join(b.dir, "config.json"), raw, 0o600)
+}
+
+// ownFiles gives the guest its hosts file and its name server. What of it has to be
+// given once the guest runs is returned.
+func (b *box) ownFiles(ctx context.Context, spec *specs.Spec, root string) (gifts []gift, err error) {
+	files := map[string][]byte{}
+	if p, err := find(ctx, root, hostsFile, true); err != nil {
+		return nil, err
+	} else if p.bare() {
+		files[hostsFile] = []byte(hosts(spec.Hostname))
+	}
+	path := filepath.Join(b.dir, "resolv.conf")
+	if b.link != nil && len(b.link.ResolvConf()) > 0 {
+		conf := b.link.ResolvConf()
+		if err := os.WriteFile(path, conf, 0o644); err != nil {
+			return nil, err
+		}
+		p, err := find(ctx, root, resolvConf, false)
+		switch {
+		case err != nil:
+			return nil, err
+		case p.isA(syscall.S_IFREG):
+			spec.Mounts = append(spec.Mounts, specs.Mount{Destination: resolvConf, Type: "bind", Source: path, Options: []string{"bind", "ro", "nosuid", "nodev"}})
+		case errors.Is(p.err, fs.ErrNotExist):
+			files[resolvConf] = conf
+		default:
+			gifts = append(gifts, gift{host: path, target: resolvConf})
+		}
+	}
+	begun, err := b.beginUpper(ctx, root, files)
+	switch {
+	case err != nil:
+		return nil, err
+	case begun:
+		spec.Annotations = map[string]string{upperAnnotation: filepath.Join(b.dir, upperFile)}
+		return gifts, nil
+	}
+	if _, ok := files[resolvConf]; ok {
+		gifts = append(gifts, gift{host: path, target: resolvConf})
+	}
+	if text, ok := files[hostsFile]; ok && b.n.c.Guest != "" {
+		gifts = append(gifts, gift{text: string(text), target: hostsFile})
+	}
+	return gifts, nil
 }
 
 // specError tells what the caller asked for and the image does not have from reads
@@ -104,7 +132,7 @@ func (b *box) runsc() []string {
 		network = "sandbox"
 	}
 	args := []string{
-		b.n.c.Worker.Runsc, "--platform", "systrap", "--network", network, "--host-uds", "none", "--allow-suid",
+		b.n.c.Worker.Runsc, "--platform", "systrap", "--network", network, "--host-uds", "none", "--allow-suid", upperFlag,
 		"--overlay2", "root:dir=" + filepath.Join(b.dir, "upper") + ",size=" + strconv.FormatInt(b.j.Asked.DiskMB, 10) + "m",
 	}
 	if b.group == nil {
