@@ -161,7 +161,20 @@ func TestTwoSharesAreNotAtOneTarget(t *testing.T) {
 	if err := c.Give(t.Context(), sb.ID, sandbox.Share{Name: "s/a", Target: "/given"}); !errors.Is(err, sandbox.ErrFileExists) {
 		t.Errorf("a second share at the target: %v", err)
 	}
+	// What is given another worker knows, too: the sandbox says it.
+	r.killWorker()
+	r.startWorker("--share", "s="+dir)
+	c = r.client()
+	if err := c.Give(t.Context(), sb.ID, sandbox.Share{Name: "s/a", Target: "/given"}); !errors.Is(err, sandbox.ErrFileExists) {
+		t.Errorf("a second share at the target, of another worker: %v", err)
+	}
 	check(t, c.Take(t.Context(), sb.ID, "/given"))
+	if _, _, err := run(t.Context(), c, sb.ID, sandbox.ExecSpec{Shell: "ln -s /tmp /link"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Give(t.Context(), sb.ID, sandbox.Share{Name: "s/a", Target: "/link/given"}); !errors.Is(err, sandbox.ErrFilePath) {
+		t.Errorf("through a link of the guest: %v", err)
+	}
 	check(t, c.Give(t.Context(), sb.ID, sandbox.Share{Name: "s/a", Target: "/given"}))
 	if code, out, err := run(t.Context(), c, sb.ID, sandbox.ExecSpec{Argv: []string{"cat", "/given"}}); err != nil || code != 0 || out != "given" {
 		t.Errorf("%d %q %v", code, out, err)

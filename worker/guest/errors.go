@@ -63,6 +63,7 @@ var kinds = map[uint32]error{
 	wire.CodeEscape:              sandbox.ErrFilePath,
 	wire.CodeSum:                 sandbox.ErrDigest,
 	wire.CodeProtocol:            sandbox.ErrFileStuck,
+	wire.CodeLink:                sandbox.ErrFilePath,
 }
 
 // codes are the texts of codes that are no errno.
@@ -74,4 +75,5 @@ var codes = map[uint32]string{
 	wire.CodeEscape:   "a link leads out of the folder",
 	wire.CodeSum:      "other content arrived",
 	wire.CodeProtocol: "the helper did not understand",
+	wire.CodeLink:     "it is a symlink: name what it leads to, without links on the way",
 }

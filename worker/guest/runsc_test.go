@@ -292,13 +292,14 @@ func TestUnderRunscAShareIsReadOnlyForEverybody(t *testing.T) {
 	if out, code := v.sh(t, "ls -A /opt/tests; cat /tmp/one.sh"); code != 0 || out != "" {
 		t.Errorf("%q, %d", out, code)
 	}
-	// Where a link leads is where the share is.
-	v.sh(t, "ln -s /opt /tmp/opt")
-	must2(t, f.Give(context.Background(), filepath.Join(dir, "tests/deep"), "/tmp/opt/again"))
-	if out, code := v.sh(t, "sh /opt/again/test.sh"); code != 0 || out != "passed\n" {
-		t.Errorf("%q, %d", out, code)
+	must2(t, f.Give(context.Background(), filepath.Join(dir, "tests/deep"), "/opt/a b\\\n/c/"))
+	if err := f.Give(context.Background(), filepath.Join(dir, "tests/deep"), "/opt/./a b\\\n/c"); !errors.Is(err, sandbox.ErrFileExists) {
+		t.Errorf("two at one place: %v", err)
 	}
-	must2(t, f.Take(context.Background(), "/tmp/opt/again"))
+	must2(t, f.Take(context.Background(), "/opt/a b\\\n/c"))
+	if err := f.Take(context.Background(), "/opt/a b\\\n/c"); !errors.Is(err, sandbox.ErrFileNotFound) {
+		t.Errorf("taken twice: %v", err)
+	}
 	for _, target := range []string{"/", "/proc/x", "/dev", "rel", "/a\x00"} {
 		if err := f.Give(context.Background(), dir, target); !errors.Is(err, sandbox.ErrFilePath) {
 			t.Errorf("%q: %v", target, err)
@@ -345,4 +346,52 @@ func BenchmarkUnderRunsc(b *testing.B) {
 		}
 	})
 	_ = v
+}
+
+// A guest makes links and moves folders, and no share lands anywhere but at its target.
+func TestUnderRunscAShareFollowsNoLinkOfTheGuest(t *testing.T) {
+	_, v := newVM(t, guest.Limits{})
+	m := &mover{vm: v}
+	f := guest.New(guest.Config{Runner: v, Mounter: m, WorkDir: "/tmp", Spool: t.TempDir()})
+	t.Cleanup(f.Close)
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "secret"), []byte("private"), 0o644))
+	v.sh(t, "mkdir -p /evil/dir /opt/real; ln -s /evil /opt/link; ln -s /evil/dir /opt/real/last; ln -s nothing /opt/real/dangling; ln -s .. /opt/real/up")
+	for _, target := range []string{"/opt/link/dir", "/opt/link/new", "/opt/link/new/deep", "/opt/real/last", "/opt/real/dangling", "/opt/real/up/x", "/opt/link"} {
+		if err := f.Give(context.Background(), dir, target); !errors.Is(err, sandbox.ErrFilePath) || !strings.Contains(err.Error(), "symlink") {
+			t.Errorf("%s: %v", target, err)
+		}
+	}
+	if out, _ := v.sh(t, "find /evil /opt -type f; ls -A /evil"); out != "dir\n" {
+		t.Errorf("a share landed elsewhere: %q", out)
+	}
+	// One that moves folders while the share is mounted is found out.
+	m.before = func() { v.sh(t, "mv /opt/real /opt/away; ln -s /evil /opt/real; mkdir /evil/tests") }
+	if err := f.Give(context.Background(), dir, "/opt/real/tests"); !errors.Is(err, sandbox.ErrFilePath) || !strings.Contains(err.Error(), "moved") {
+		t.Errorf("a share that was led away: %v", err)
+	}
+	m.before = nil
+	// And Take takes what is at the target, not what a link leads to.
+	if err := f.Take(context.Background(), "/opt/real/tests"); !errors.Is(err, sandbox.ErrFileNotFound) {
+		t.Errorf("a share is taken through a link: %v", err)
+	}
+	must2(t, f.Take(context.Background(), "/evil/tests"))
+	// Before anything has run, links are the image's own.
+	must2(t, f.GiveFirst(context.Background(), dir, "/opt/link/dir"))
+	if out, _ := v.sh(t, "cat /evil/dir/secret"); out != "private" {
+		t.Errorf("%q", out)
+	}
+}
+
+// mover does something in the guest before a mount.
+type mover struct {
+	*vm
+	before func()
+}
+
+func (m *mover) Mount(ctx context.Context, image *os.File, target string) error {
+	if m.before != nil {
+		m.before()
+	}
+	return m.vm.Mount(ctx, image, target)
 }

@@ -40,7 +40,7 @@ type box struct {
 	model   *modelwait.Watched // nil where nobody watches for its model
 	base    *specs.Process     // what the first process has, and execs that do not say
 	gifts   []gift
-	given   map[string]bool // targets of shares, nil until one is given
+	giving  map[string]bool // targets of shares on their way
 	files   *guest.Files
 	paused  pauses
 	how     *holder.Ended   // how it ended by itself

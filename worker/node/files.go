@@ -216,37 +216,33 @@ func (n *Node) Give(ctx context.Context, id string, s sandbox.Share) error {
 			return err
 		}
 		if !b.reserve(s.Target) {
-			return fmt.Errorf("%w: a share is at %s: take it away first", sandbox.ErrFileExists, s.Target)
+			return fmt.Errorf("%w: another share is on its way to %s", sandbox.ErrFileExists, s.Target)
 		}
-		err := n.give(ctx, f, s)
-		if err != nil {
-			b.unreserve(s.Target)
-		}
-		return err
+		defer b.unreserve(s.Target)
+		return n.give(ctx, f, s)
 	})
 }
 
-// reserve notes that a share is to be at a target, where none is that this node has
-// given: two would lie one over the other.
+// reserve notes that a share is on its way to a target, where none other is: what is
+// there already the guest's list of mounts says.
 func (b *box) reserve(target string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.given == nil {
-		b.given = map[string]bool{}
-		for _, s := range b.j.Asked.Shares {
-			b.given[path.Clean(s.Target)] = true
-		}
-	}
 	target = path.Clean(target)
-	free := !b.given[target]
-	b.given[target] = true
-	return free
+	if b.giving[target] {
+		return false
+	}
+	if b.giving == nil {
+		b.giving = map[string]bool{}
+	}
+	b.giving[target] = true
+	return true
 }
 
 func (b *box) unreserve(target string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.given, path.Clean(target))
+	delete(b.giving, path.Clean(target))
 }
 
 // give copies what a share names to a guest that runs.
@@ -265,10 +261,6 @@ func (n *Node) Take(ctx context.Context, id, target string) error {
 		if err := b.awake(); err != nil {
 			return err
 		}
-		err := f.Take(ctx, target)
-		if err == nil {
-			b.unreserve(target)
-		}
-		return err
+		return f.Take(ctx, target)
 	})
 }

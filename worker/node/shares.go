@@ -137,7 +137,7 @@ func (b *box) giveAll(ctx context.Context) error {
 				b.n.log.InfoContext(ctx, "a sandbox is without a file that it was to be given", "sandbox", b.id, "file", g.target, "err", werr)
 			}
 		} else if g.host != "" {
-			err = f.Give(ctx, g.host, g.target)
+			err = f.GiveFirst(ctx, g.host, g.target)
 		} else {
 			err = b.n.give(ctx, f, sandbox.Share{Name: g.share, Target: g.target})
 		}

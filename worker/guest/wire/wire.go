@@ -11,7 +11,7 @@ import (
 
 // Version is the first byte of every request. Host and helper are installed together,
 // so there is one.
-const Version = 1
+const Version = 2
 
 // Bounds. A frame with more is refused before it is read.
 const (
@@ -64,7 +64,8 @@ const (
 	FlagMkDirs uint32 = 1 << iota // OpWrite: make missing folders
 	FlagMode                      // OpWrite: Mode is set, also of what is there
 	FlagFolder                    // OpTarget: a folder, not a file
-	allFlags   = FlagMkDirs | FlagMode | FlagFolder
+	FlagLinks                     // OpTarget: symlinks are followed
+	allFlags   = FlagMkDirs | FlagMode | FlagFolder | FlagLinks
 )
 
 // Request is the first frame. Fields that an op does not use are zero.
@@ -134,7 +135,8 @@ const (
 	CodeEscape                           // a link leads out of the target
 	CodeSum                              // the content is not what the commit says
 	CodeProtocol                         // the host sent what cannot be
-	lastCode     = CodeProtocol
+	CodeLink                             // a symlink is on the way, and none is followed
+	lastCode     = CodeLink
 )
 
 // AppendFrame appends a frame to b.
