@@ -3,10 +3,12 @@ package e2e_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,17 +23,30 @@ for i in range(1000):
     c.request("POST", "/", "question %d" % i)
     print(c.getresponse().read().decode(), flush=True)`
 
+// model serves a model outside, whose answers the test gives.
+func (l *netLab) model() (answers chan string) {
+	l.t.Helper()
+	answers = make(chan string)
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case a := <-answers:
+			fmt.Fprint(w, a)
+		case <-r.Context().Done():
+		}
+	})}
+	l.t.Cleanup(func() { s.Close() })
+	var listener net.Listener
+	check(l.t, netns.Do(l.outside, func() (err error) { listener, err = net.Listen("tcp4", "203.0.113.10:8000"); return err }))
+	go s.Serve(listener) // ends with Close
+	return answers
+}
+
 // TestPausedForItsModel has a sandbox wait for its model: it is paused until the
 // answer comes, runs for whoever needs it, stays paused for who asked for that, and is
 // not left paused by a worker that is killed.
 func TestPausedForItsModel(t *testing.T) {
 	l := newNetLab(t)
-	answers := make(chan string)
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, <-answers) })}
-	t.Cleanup(func() { s.Close() })
-	var listener net.Listener
-	check(t, netns.Do(l.outside, func() (err error) { listener, err = net.Listen("tcp4", "203.0.113.10:8000"); return err }))
-	go s.Serve(listener) // ends with Close
+	answers := l.model()
 	flags := []string{"--model-endpoint", "203.0.113.10:8000"}
 	r := newWorkerRigIn(t, l.node, "cold", flags...)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -113,6 +128,89 @@ func TestPausedForItsModel(t *testing.T) {
 	check(t, err)
 	if end.Evidence.Pauses < 7 {
 		t.Errorf("its record has %d pauses", end.Evidence.Pauses)
+	}
+	r.nothingLeftOf()
+}
+
+// reading is an agent that reads a file whenever its model has answered.
+const reading = `import hashlib, http.client, sys
+c = http.client.HTTPConnection("203.0.113.10", 8000, timeout=300)
+while True:
+    c.request("GET", "/")
+    c.getresponse().read()
+    try:
+        print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest(), flush=True)
+    except OSError as e:
+        print("errno", e.errno, flush=True)`
+
+// TestTheStoreIsSilentAtAWake has a model answer while the store of images does not: the
+// sandbox runs on, reads of what was never read fail, the sandbox's record says so, and
+// they are right once the store is there again.
+func TestTheStoreIsSilentAtAWake(t *testing.T) {
+	l := newNetLab(t)
+	answers := l.model()
+	r := newWorkerRigIn(t, l.node, "cold", "--model-endpoint", "203.0.113.10:8000", "--no-trace", "--read-timeout", "2s")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	c := r.socketClient()
+	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task", Network: sandbox.Policy{Allow: []sandbox.Rule{{CIDR: "203.0.113.10/32"}}}}, "key")
+	check(t, err)
+	const file = "/usr/bin/git"
+	_, err = c.Start(ctx, sb.ID, sandbox.ExecSpec{ID: "agent", Role: sandbox.ExecAgent, Argv: []string{"python3", "-c", reading, file}})
+	check(t, err)
+	paused := func() {
+		t.Helper()
+		for {
+			if got, err := c.Get(ctx, sb.ID); err == nil && got.State == sandbox.StatePaused {
+				return
+			}
+			if ctx.Err() != nil {
+				t.Fatalf("it is not paused\n%s", r.logTail())
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	says := func(line int) string {
+		t.Helper()
+		for {
+			var b bytes.Buffer
+			_, err := c.Output(ctx, sb.ID, "agent", "stdout", 0, &b)
+			if lines := strings.Split(b.String(), "\n"); err == nil && len(lines) > line+1 {
+				return lines[line]
+			}
+			if ctx.Err() != nil {
+				t.Fatalf("it says no more: %v\n%s", err, r.logTail())
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	paused()
+	store := processesNamed(t, r.path("bin", "quarry")+"\x00serve\x00")
+	if len(store) != 1 {
+		t.Fatalf("stores: %v", store)
+	}
+	check(t, syscall.Kill(store[0], syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(store[0], syscall.SIGCONT) })
+	answers <- "read"
+	if got := says(0); got != "errno 5" {
+		t.Errorf("it says %q, want errno 5", got)
+	}
+	check(t, syscall.Kill(store[0], syscall.SIGCONT))
+	paused()
+	if u, err := c.Usage(ctx, sb.ID); err != nil || u.ImageErrors == 0 {
+		t.Errorf("got %+v, %v", u, err)
+	}
+	var whole bytes.Buffer
+	_, err = c.ReadFile(ctx, sb.ID, file, sandbox.ReadOptions{}, &whole)
+	check(t, err)
+	answers <- "read"
+	if got, want := says(1), fmt.Sprintf("%x", sha256.Sum256(whole.Bytes())); got != want {
+		t.Errorf("it says %q, want %q", got, want)
+	}
+	end, err := c.Delete(ctx, sb.ID)
+	check(t, err)
+	if end.Reason != sandbox.ReasonImageIO || end.Blame != sandbox.BlameInfra || end.Evidence.Pauses < 2 {
+		t.Errorf("got %+v", end)
 	}
 	r.nothingLeftOf()
 }
