@@ -31,6 +31,10 @@ const (
 	// create and start, and maxExecMillis what an exec may take.
 	maxCreateMillis = 50
 	maxExecMillis   = 10
+	// pauseRounds is how often a sandbox is paused and resumed, and maxPauseMillis what
+	// either may take.
+	pauseRounds    = 200
+	maxPauseMillis = 5
 )
 
 // measureSandboxes times what trainers wait for: creates and execs.
@@ -50,7 +54,7 @@ func measureSandboxes(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	s := &sandboxBench{bench: b, client: c, worker: w, dir: dir, spec: sandbox.Spec{Image: imageName(im), MemoryMB: 64, DiskMB: 64, PIDs: 64}}
-	for _, measure := range []func(context.Context) error{s.creates, s.execs, s.burst} {
+	for _, measure := range []func(context.Context) error{s.creates, s.execs, s.pauses, s.burst} {
 		if err := measure(ctx); err != nil {
 			return err
 		}
@@ -201,6 +205,33 @@ func (s *sandboxBench) execs(ctx context.Context) (err error) {
 	s.figure("exec of /bin/true over HTTP, p95 and p99", fmt.Sprint(quantile(times, 95), " ", quantile(times, 99)))
 	s.atMost("exec of /bin/true over HTTP, p50", float64(quantile(times, 50).Microseconds())/1000, maxExecMillis, "ms")
 	return s.idle(sb.ID)
+}
+
+// pauses times a pause and a resume over HTTP, in which the calls of the Sentry's control
+// socket are.
+func (s *sandboxBench) pauses(ctx context.Context) (err error) {
+	sb, err := s.client.Create(ctx, s.spec, "")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.remove(ctx, sb.ID)) }()
+	var pauses, resumes []time.Duration
+	for range pauseRounds {
+		begun := time.Now()
+		_, err := s.client.Pause(ctx, sb.ID)
+		paused := time.Now()
+		if err == nil {
+			_, err = s.client.Resume(ctx, sb.ID)
+		}
+		if err != nil {
+			return err
+		}
+		pauses, resumes = append(pauses, paused.Sub(begun)), append(resumes, time.Since(paused))
+	}
+	s.figure("pause and resume over HTTP, p95", fmt.Sprint(quantile(pauses, 95), ", ", quantile(resumes, 95)))
+	s.atMost("pause over HTTP, p50", float64(quantile(pauses, 50).Microseconds())/1000, maxPauseMillis, "ms")
+	s.atMost("resume over HTTP, p50", float64(quantile(resumes, 50).Microseconds())/1000, maxPauseMillis, "ms")
+	return nil
 }
 
 // idle prints what the processes of a sandbox hold.
