@@ -22,7 +22,7 @@ import (
 
 const (
 	// createRounds is how often a create is timed, and as often runsc's own.
-	createRounds = 20
+	createRounds = 40
 	// execRounds is how often an exec is.
 	execRounds = 300
 	// burstCreates come within one second.
