@@ -37,6 +37,7 @@ func fakeGroup(t *testing.T, files map[string]string) (dir string) {
 
 func open(t *testing.T, c memory.GroupConfig) *memory.Group {
 	t.Helper()
+	c.Proc = proc(t, meminfo, "") // which has swap
 	g, err := memory.OpenGroup(c)
 	if err != nil {
 		t.Fatal(err)
@@ -360,5 +361,32 @@ func TestAFetchEndsWithItsContext(t *testing.T) {
 	_, err := memory.Fetch(ctx, memory.Piece{File: f, Ranges: []memory.Range{{Off: 0, Len: 1 << 30}}})
 	if !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// Where swap has no room a reclaim would take page cache, which others use.
+func TestNothingIsTakenWithoutRoomInSwap(t *testing.T) {
+	without := proc(t, "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n", "")
+	v1 := fakeGroup(t, map[string]string{"memory.force_empty": "-", "memory.stat": "rss 104857600\n"})
+	above := t.TempDir()
+	for name, text := range map[string]string{"memory.swap.max": "100", "memory.swap.current": "100"} {
+		if err := os.WriteFile(filepath.Join(above, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v2 := filepath.Join(above, "one")
+	if err := os.Rename(fakeGroup(t, map[string]string{"memory.usage_in_bytes": "", "memory.current": "1", "memory.reclaim": "-", "memory.stat": "anon 104857600\n"}), v2); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		proc, path, file string
+	}{{without, v1, "memory.force_empty"}, {proc(t, meminfo, ""), v2, "memory.reclaim"}} {
+		g, err := memory.OpenGroup(memory.GroupConfig{Dir: c.path, Proc: c.proc})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := g.Reclaim(t.Context(), 10); n != 0 || err != nil || content(t, filepath.Join(c.path, c.file)) != "-" {
+			t.Errorf("%s: took %d, %v, and wrote %q", c.file, n, err, content(t, filepath.Join(c.path, c.file)))
+		}
 	}
 }

@@ -89,11 +89,6 @@ func TestTheMachineIsRead(t *testing.T) {
 	if err != nil || r != want {
 		t.Errorf("got %+v, %v, want %+v", r, err, want)
 	}
-	m.Budget = 4 * gib
-	m.Groups = func() (memory.Held, error) { return memory.Held{Anon: gib, Shmem: gib, File: 9 * gib}, nil }
-	if r, err := m.Read(); err != nil || r.Total != 4*gib || r.Available != 2*gib {
-		t.Errorf("with a budget: %+v, %v", r, err)
-	}
 	for name, text := range map[string]string{"none": "", "no total": "some avg10=0.00\n", "not a number": "some total=x\n", "negative": "some total=-1\n"} {
 		m := memory.Machine{Proc: proc(t, meminfo, text)}
 		if r, err := m.Read(); err != nil || !r.NoPSI || r.Stalled != 0 {
@@ -111,7 +106,8 @@ func TestTheMachineIsRead(t *testing.T) {
 func TestAWatchAsksUntilItEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var got int64
-	err := memory.Machine{Proc: proc(t, strings.Replace(meminfo, "8388608", "1048576", 1), "")}.Watch(ctx, memory.Marks{Low: 2 * gib, High: 3 * gib}, func(want int64) {
+	little := memory.Machine{Proc: proc(t, strings.Replace(meminfo, "8388608", "1048576", 1), "")}
+	err := memory.Watch(ctx, []memory.Source{little}, memory.Marks{Low: 2 * gib, High: 3 * gib}, nil, func(want int64) {
 		got = want
 		cancel()
 	})
@@ -121,8 +117,79 @@ func TestAWatchAsksUntilItEnds(t *testing.T) {
 	// With the kernel's own trigger, where it gives one.
 	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := (memory.Machine{}).Watch(ctx, memory.Marks{Low: 1, High: 2, Stall: 2}, func(int64) {}); !errors.Is(err, context.DeadlineExceeded) {
+	if err := memory.Watch(ctx, []memory.Source{memory.Machine{}}, memory.Marks{Low: 1, High: 2, Stall: 2}, memory.NewMetrics(), func(int64) {}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
+	}
+}
+
+// Whatever has least is what counts: the machine, or a group with a limit.
+func TestAWatchGoesByWhoHasLeast(t *testing.T) {
+	dir := fakeGroup(t, map[string]string{
+		"cgroup.procs": "0", "memory.limit_in_bytes": "1073741824\n", "memory.usage_in_bytes": "1073741824\n",
+		"memory.stat": "total_inactive_file 33554432\ntotal_active_file 67108864\n",
+	})
+	above := memory.Above(dir)
+	if len(above) != 1 {
+		t.Fatalf("%d groups above %s", len(above), dir)
+	}
+	r, err := above[0].Read()
+	r.At = time.Time{}
+	if want := (memory.Reading{Total: gib, Available: 64 << 20, NoPSI: true}); err != nil || r != want {
+		t.Errorf("got %+v, %v, want %+v", r, err, want)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var got int64
+	sources := append(above, memory.Machine{Proc: proc(t, meminfo, "")})
+	memory.Watch(ctx, sources, memory.Marks{}, nil, func(want int64) {
+		got = want
+		cancel()
+	})
+	if want := int64(gib/10 + gib/20 - 64<<20); got != want {
+		t.Errorf("wanted %d, should be %d", got, want)
+	}
+	// Marks of the machine would be more than the group has.
+	g := memory.Gauge{Marks: memory.Marks{Low: 4 * gib, High: 6 * gib}}
+	if got := g.Want(memory.Reading{Total: gib, Available: gib}); got != 0 {
+		t.Errorf("wants %d of a group that uses nothing", got)
+	}
+}
+
+func TestTheLimitOfAGroupIsRead(t *testing.T) {
+	v2 := func(limit, high string) string {
+		return fakeGroup(t, map[string]string{
+			"cgroup.procs": "0", "memory.usage_in_bytes": "", "memory.current": "100", "memory.max": limit, "memory.high": high,
+			"memory.stat": "inactive_file 10\nactive_file 20\n", "memory.pressure": "some avg10=0.00 total=7\n",
+		})
+	}
+	for name, c := range map[string]struct {
+		dir  string
+		want memory.Reading
+	}{
+		"none":      {v2("max", "max"), memory.Reading{}},
+		"max":       {v2("300", "max"), memory.Reading{Total: 300, Available: 220, Stalled: 7 * time.Microsecond}},
+		"high":      {v2("300", "150"), memory.Reading{Total: 150, Available: 70, Stalled: 7 * time.Microsecond}},
+		"over":      {v2("60", "max"), memory.Reading{Total: 60, Stalled: 7 * time.Microsecond}},
+		"1 of none": {fakeGroup(t, map[string]string{"cgroup.procs": "0", "memory.limit_in_bytes": "9223372036854771712"}), memory.Reading{}},
+	} {
+		above := memory.Above(c.dir)
+		if len(above) != 1 {
+			t.Fatalf("%s: %d groups", name, len(above))
+		}
+		r, err := above[0].Read()
+		r.At = time.Time{}
+		if err != nil || r != c.want {
+			t.Errorf("%s: got %+v, %v, want %+v", name, r, err, c.want)
+		}
+		if err := os.RemoveAll(c.dir); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := above[0].Read(); err != nil || r.Total != 0 {
+			t.Errorf("%s, gone: %+v, %v", name, r, err)
+		}
+	}
+	if list := memory.Above(t.TempDir()); len(list) != 0 {
+		t.Errorf("what is no group has %d", len(list))
 	}
 }
 

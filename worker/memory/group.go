@@ -24,6 +24,7 @@ type GroupConfig struct {
 	// Journal is a file, in the sandbox's folder, that names what of the group is set
 	// otherwise while memory is taken. Mend reads it after the worker was killed.
 	Journal string
+	Proc    string // "" = /proc
 }
 
 // Group takes memory from one control group. Its methods may be called at once; one
@@ -31,6 +32,7 @@ type GroupConfig struct {
 type Group struct {
 	dir     string
 	journal string
+	proc    string
 	v2      bool
 	mu      sync.Mutex // held by who changes the group
 }
@@ -38,7 +40,7 @@ type Group struct {
 // OpenGroup looks at the group and undoes what a worker that was killed left of a
 // reclaim. Errors: fs.ErrNotExist.
 func OpenGroup(c GroupConfig) (*Group, error) {
-	g := &Group{dir: c.Dir, journal: c.Journal}
+	g := &Group{dir: c.Dir, journal: c.Journal, proc: c.Proc}
 	_, err := os.Stat(g.path("memory.usage_in_bytes"))
 	if errors.Is(err, fs.ErrNotExist) {
 		_, err = os.Stat(g.path("memory.current"))
@@ -111,7 +113,9 @@ func (g *Group) Reclaim(ctx context.Context, want int64) (int64, error) {
 	if most := before.Own() - leave; want <= 0 || want > most {
 		want = most
 	}
-	if want <= 0 {
+	// Without room in swap the kernel would take page cache, which may be of an image
+	// that others use.
+	if want = min(want, g.swapLeft()); want <= 0 {
 		return 0, nil
 	}
 	if g.v2 {
@@ -120,6 +124,29 @@ func (g *Group) Reclaim(ctx context.Context, want int64) (int64, error) {
 		err = g.reclaimV1(ctx, want, freed)
 	}
 	return freed(), err
+}
+
+// swapLeft is how much the group may still put into swap. Its own limit of version 2 is
+// lifted while memory is taken; those of the groups above it hold. In version 1 limits
+// are of memory and swap together, which a reclaim does not change.
+func (g *Group) swapLeft() int64 {
+	r, err := Machine{Proc: g.proc}.Read()
+	if err != nil {
+		return 0
+	}
+	left := r.SwapFree
+	for dir := filepath.Dir(g.dir); g.v2 && dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		limit, err := readNumber(filepath.Join(dir, "memory.swap.max"))
+		if err != nil {
+			break // the root has none
+		}
+		used, err := readNumber(filepath.Join(dir, "memory.swap.current"))
+		if err != nil {
+			return 0
+		}
+		left = min(left, limit-used)
+	}
+	return max(0, left)
 }
 
 // arguments of memory.reclaim that keep page cache where it is: of newer kernels first.

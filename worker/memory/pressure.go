@@ -1,15 +1,12 @@
 package memory
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Reading is how much memory a machine has left, and how much it suffers.
@@ -41,18 +38,27 @@ type Gauge struct {
 // calm is the share of Marks.Stall below which a stall is over.
 const calm = 0.25
 
+// of returns the marks for so much memory. Marks in bytes are the machine's, so that of
+// a control group with a low limit they would be all: half of it is the most.
+func (m Marks) of(total int64) Marks {
+	if m.Low <= 0 {
+		m.Low = total / 10
+	}
+	m.Low = min(m.Low, total/2)
+	if m.High <= m.Low {
+		m.High = m.Low + m.Low/2
+	}
+	m.High = min(m.High, m.Low+(total-m.Low)/2)
+	if m.Stall <= 0 {
+		m.Stall = 0.1
+	}
+	return m
+}
+
 // Want looks at a reading and returns how many bytes are to be taken; 0 is none.
 func (g *Gauge) Want(r Reading) int64 {
-	low, high, limit := g.Marks.Low, g.Marks.High, g.Marks.Stall
-	if low <= 0 {
-		low = r.Total / 10
-	}
-	if high <= low {
-		high = low + low/2
-	}
-	if limit <= 0 {
-		limit = 0.1
-	}
+	m := g.Marks.of(r.Total)
+	low, high, limit := m.Low, m.High, m.Stall
 	stall := g.stall(r)
 	g.last = r
 	switch {
@@ -79,10 +85,14 @@ func (g *Gauge) stall(r Reading) float64 {
 
 // Machine reads the memory of this one.
 type Machine struct {
-	Proc   string               // "" = /proc
-	Budget int64                // bytes that the sandboxes have together; 0 is all that the machine has
-	Groups func() (Held, error) // what all sandboxes hold; needed with Budget
+	Proc string // "" = /proc
 }
+
+// Name implements Source.
+func (Machine) Name() string { return "machine" }
+
+// Pressure implements Source.
+func (m Machine) Pressure() string { return m.path("pressure/memory") }
 
 // Read reads it.
 func (m Machine) Read() (Reading, error) {
@@ -95,21 +105,18 @@ func (m Machine) Read() (Reading, error) {
 	if r.Total == 0 {
 		return Reading{}, fmt.Errorf("%s does not tell the machine's memory", m.path("meminfo"))
 	}
-	if raw, err := readBounded(m.path("pressure/memory")); err == nil {
-		r.Stalled, err = parsePressure(raw)
-		r.NoPSI = err != nil
-	} else {
-		r.NoPSI = true
-	}
-	if m.Budget > 0 && m.Groups != nil {
-		held, err := m.Groups()
-		if err != nil {
-			return Reading{}, err
-		}
-		r.Total = min(r.Total, m.Budget)
-		r.Available = min(r.Available, max(0, m.Budget-held.Own()))
-	}
+	r.Stalled, r.NoPSI = stalled(m.Pressure())
 	return r, nil
+}
+
+// stalled reads how long tasks have waited, where the kernel tells.
+func stalled(path string) (d time.Duration, none bool) {
+	raw, err := readBounded(path)
+	if err != nil {
+		return 0, true
+	}
+	d, err = parsePressure(raw)
+	return d, err != nil
 }
 
 func (m Machine) path(name string) string {
@@ -151,65 +158,4 @@ func parsePressure(raw string) (time.Duration, error) {
 		}
 	}
 	return 0, errors.New("pressure: no line of some tasks")
-}
-
-// between is how long a watch waits for a trigger, or between readings where the kernel
-// gives none.
-const between = time.Second
-
-// Watch reads the machine every second, and at once when the kernel says that tasks
-// wait for memory, and calls take with what is wanted, until ctx ends. take is called
-// by one goroutine; what it takes long for is not asked again meanwhile.
-func (m Machine) Watch(ctx context.Context, marks Marks, take func(want int64)) error {
-	g := Gauge{Marks: marks}
-	trigger := openTrigger(m.path("pressure/memory"))
-	if trigger >= 0 {
-		defer unix.Close(trigger)
-	}
-	for ctx.Err() == nil {
-		r, err := m.Read()
-		if err != nil {
-			return fmt.Errorf("watch the machine's memory: %w", err)
-		}
-		if want := g.Want(r); want > 0 {
-			take(want)
-		}
-		if trigger < 0 || !waitTrigger(ctx, trigger) {
-			select {
-			case <-ctx.Done():
-			case <-time.After(between):
-			}
-		}
-	}
-	return context.Cause(ctx)
-}
-
-// openTrigger asks to be told when tasks waited for memory 100 ms of a second; -1 where
-// the kernel, or this process's rights, do not allow it.
-func openTrigger(path string) int {
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1
-	}
-	if _, err := unix.Write(fd, []byte("some 100000 1000000\x00")); err != nil {
-		unix.Close(fd)
-		return -1
-	}
-	return fd
-}
-
-// waitTrigger waits for the trigger, or as long as it is waited between readings. It
-// looks at ctx ten times a second. False: the trigger cannot be waited for.
-func waitTrigger(ctx context.Context, fd int) bool {
-	for end := time.Now().Add(between); ctx.Err() == nil && time.Now().Before(end); {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}
-		n, err := unix.Poll(fds, 100)
-		if err != nil && err != unix.EINTR || fds[0].Revents&unix.POLLERR != 0 {
-			return false
-		}
-		if n > 0 {
-			return true
-		}
-	}
-	return true
 }

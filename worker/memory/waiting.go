@@ -27,6 +27,9 @@ type Sandbox struct {
 	// are none. It is called before the first byte is taken; the files are closed when
 	// they are brought back.
 	Images func() []*File
+	// Away says that memory may have been taken before Add, by a worker that has ended:
+	// what is away is brought back also when nothing more is taken.
+	Away bool
 }
 
 const (
@@ -36,11 +39,16 @@ const (
 	// lead is how long before a sandbox is expected to wake its memory is left alone:
 	// taking it takes about as long as it would have been of use.
 	lead = time.Second
+	// dry is how long a sandbox is left alone that gave less than it was asked for: the
+	// rest of its memory is in use, or swap is full.
+	dry = 10 * time.Second
 )
 
 // Waiting keeps the sandboxes of a worker that are paused, and takes memory from those
 // that will wait longest. Its methods may be called at once. The zero value is empty.
 type Waiting struct {
+	Metrics *Metrics // nil counts for nobody; set before the first call
+
 	mu   sync.Mutex
 	list map[string]*waiter
 	rest map[string]context.CancelFunc // ends what is still being brought back
@@ -57,7 +65,8 @@ type waiter struct {
 	mu      sync.Mutex
 	gone    bool // it wakes: nothing is taken any more
 	reduced bool
-	data    []Range // of the memory file, when something of it was taken
+	dry     time.Time // nothing is asked before
+	data    []Range   // of the memory file, when something of it was taken
 	noted   bool
 	images  []Piece // what of the image was in memory before
 }
@@ -75,6 +84,7 @@ func (w *Waiting) Add(s Sandbox, paused, until time.Time) {
 		w.list, w.rest = map[string]*waiter{}, map[string]context.CancelFunc{}
 	}
 	w.endRest(s.ID)
+	w.Metrics.add(w.list[s.ID] == nil)
 	w.list[s.ID] = n // one that was there has been paused twice, which nobody does
 }
 
@@ -91,6 +101,7 @@ func (w *Waiting) take(id string) *waiter {
 	w.mu.Lock()
 	n := w.list[id]
 	delete(w.list, id)
+	w.Metrics.remove(n != nil)
 	w.endRest(id)
 	w.mu.Unlock()
 	if n == nil {
@@ -123,6 +134,7 @@ func (w *Waiting) Wake(ctx context.Context, id string) (Fetched, error) {
 	going, end := context.WithCancel(context.WithoutCancel(ctx))
 	f := startFetch(going, n.taken())
 	got, err := f.wait(ctx)
+	w.Metrics.woke(got, err)
 	if !got.Rest {
 		end()
 		n.forget()
@@ -135,6 +147,7 @@ func (w *Waiting) Wake(ctx context.Context, id string) (Fetched, error) {
 	go func() { // ends with the fetch, which Add and Drop end
 		<-f.done
 		end()
+		w.Metrics.rest(f.bytes.Load() - got.Bytes)
 		n.forget()
 	}()
 	return got, err
@@ -143,6 +156,9 @@ func (w *Waiting) Wake(ctx context.Context, id string) (Fetched, error) {
 // taken lists what a reclaim has taken, or was left without by others since.
 func (n *waiter) taken() []Piece {
 	var out []Piece
+	if n.data == nil && n.s.Away && n.s.Memory != nil {
+		n.data, _ = n.s.Memory.Data()
+	}
 	if n.data != nil {
 		out = append(out, Piece{n.s.Memory, n.data})
 	}
@@ -169,7 +185,11 @@ func (w *Waiting) Reclaim(ctx context.Context, want int64) []Took {
 		}
 		f, err := n.reclaim(ctx, want)
 		want -= f.Bytes()
-		if f.Bytes() > 0 || err != nil && !errors.Is(err, errWakes) {
+		if errors.Is(err, errWakes) {
+			err = nil
+		}
+		w.Metrics.took(f, err)
+		if f.Bytes() > 0 || err != nil {
 			out = append(out, Took{n.s.ID, f, err})
 		}
 	}
@@ -202,7 +222,15 @@ func (n *waiter) reclaim(ctx context.Context, want int64) (f Freed, err error) {
 	defer cancel(nil)
 	defer context.AfterFunc(n.ctx, func() { cancel(errWakes) })()
 	begun := time.Now()
-	defer func() { f.Took = time.Since(begun) }()
+	if begun.Before(n.dry) {
+		return Freed{}, nil
+	}
+	defer func() {
+		f.Took = time.Since(begun)
+		if f.Bytes() < want && ctx.Err() == nil {
+			n.dry = time.Now().Add(dry)
+		}
+	}()
 	n.remember()
 	f.Reduced, err = n.reduce(ctx)
 	if f.Reduced >= want || ctx.Err() != nil {
