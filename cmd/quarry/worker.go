@@ -22,6 +22,7 @@ import (
 	"quarry/api/sandboxes"
 	"quarry/api/sandboxes/page"
 	"quarry/worker"
+	"quarry/worker/memory"
 	"quarry/worker/network/wait"
 	"quarry/worker/node"
 	"quarry/worker/sandbox"
@@ -137,7 +138,8 @@ func runWorker(ctx context.Context, o workerOptions, stdout, stderr io.Writer) e
 	registry := prometheus.NewRegistry()
 	cfg := o.node
 	cfg.Waits = wait.NewMetrics()
-	registry.MustRegister(cfg.Waits)
+	cfg.MemoryMetrics = memory.NewMetrics()
+	registry.MustRegister(cfg.Waits, cfg.MemoryMetrics)
 	cfg.Dir, cfg.Worker, cfg.Fetch, cfg.Shares, cfg.Log, cfg.Version = wk.Dir, wk, images.fetch, shares, log, version
 	cfg.Memory, cfg.Disk = o.memory.bytes, o.disk.bytes
 	if !o.anyRunsc {

@@ -75,7 +75,7 @@ var arrows = map[string][]string{
 	"worker/timeline":      {},
 	"worker/sandbox":       {"store/chunk"}, // the contract that api/sandboxes and worker/node share
 	"worker/cgroup":        {"internal/proc"},
-	"worker/node":          {"worker/network/wait", "worker", "worker/cgroup", "worker/folder", "worker/guest", "worker/holder", "worker/network", "worker/reader", "worker/sandbox", "worker/sentry", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
+	"worker/node":          {"worker/memory", "worker/network/wait", "worker", "worker/cgroup", "worker/folder", "worker/guest", "worker/holder", "worker/network", "worker/reader", "worker/sandbox", "worker/sentry", "nbd/attach", "store/chunk", "internal/durable", "internal/proc", "internal/strictjson"},
 	"worker/network":       {"worker/network/dns", "worker/sandbox", "internal/proc"},
 	"worker/network/dns":   {},
 	"worker/network/apart": {"internal/netns"}, // a node beside the machine, for tests and benches
@@ -104,7 +104,7 @@ var arrows = map[string][]string{
 
 	// Programs.
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/ranges", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",
-		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "api/sandboxes", "api/sandboxes/client", "api/sandboxes/page", "internal/agentbench", "worker/node", "worker/sandbox", "worker/network", "worker/network/wait", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
+		"internal/proc", "store/cache", "store/check", "api", "api/access", "api/client", "api/page", "api/registry", "api/sandboxes", "api/sandboxes/client", "api/sandboxes/page", "internal/agentbench", "worker/node", "worker/sandbox", "worker/network", "worker/network/wait", "worker/memory", "converter", "converter/oci", "converter/proof", "converter/tree", "worker", "worker/folder", "worker/reader", "worker/timeline"),
 	"cmd/quarry-shim": {"nbd", "nbd/attach", "worker/holder"},
 
 	"cmd/quarry-guest": {"worker/guest/wire"}, // starts in a guest for each call: it must stay small

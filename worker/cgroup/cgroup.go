@@ -102,6 +102,16 @@ func Open(c Config) (*Tree, error) {
 // V2 reports whether the groups are of version 2.
 func (t *Tree) V2() bool { return t.v2 }
 
+// MemoryDir is the folder of the machine where the memory of all groups is counted.
+func (t *Tree) MemoryDir() string {
+	for _, h := range t.dirs {
+		if h.controller == "memory" || t.v2 {
+			return h.dir
+		}
+	}
+	return ""
+}
+
 // Make makes a group with its limits, which nothing has joined yet.
 func (t *Tree) Make(id string, l Limits) (*Group, error) {
 	if id == "" || id != filepath.Base(id) || strings.HasPrefix(id, ".") {

@@ -134,6 +134,7 @@ func (b *box) takeOver(ctx context.Context, known bool) error {
 	if err := b.update(func(j *journal) { j.Phase = phaseRunning; j.Restarts++ }); err != nil {
 		return lost(sandbox.ReasonNodeLost, err.Error())
 	}
+	b.mendMemory()
 	if err := b.takePause(); err != nil {
 		return lost(sandbox.ReasonRuntime, err.Error())
 	}

@@ -51,6 +51,8 @@ type box struct {
 	pausing sync.Mutex // held over a Pause or Resume, so that what is known follows what is; guards held
 	held    want       // who wants it paused
 
+	memory boxMemory
+
 	strays bool // processes of it may run that neither holder nor group knows; the owner's alone
 
 	ask     chan struct{} // closed when there is a cause

@@ -238,7 +238,7 @@ func (n *Node) Status(context.Context) (sandbox.NodeStatus, error) {
 	boxes := slices.Collect(maps.Values(n.boxes))
 	s := sandbox.NodeStatus{
 		Version: n.c.Version, Runsc: n.runsc, CgroupV2: n.tree != nil && n.tree.V2(), Draining: n.draining,
-		Sandboxes: map[sandbox.State]int{}, MaxSandboxes: n.c.MaxSandboxes, CannotDo: slices.Clone(n.cannot),
+		Sandboxes: map[sandbox.State]int{}, MaxSandboxes: n.c.MaxSandboxes, CannotDo: append(slices.Clone(n.cannot), n.memoryLimits()...),
 	}
 	s.Sandboxes[sandbox.StateEnded] = len(n.ended)
 	n.mu.Unlock()

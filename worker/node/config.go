@@ -10,6 +10,7 @@ import (
 
 	"quarry/worker"
 	"quarry/worker/folder"
+	"quarry/worker/memory"
 	"quarry/worker/network"
 	modelwait "quarry/worker/network/wait"
 )
@@ -40,6 +41,7 @@ type Config struct {
 	// a tenth of all, and half as much again.
 	PausedMemory          PausedMemory
 	MemoryLow, MemoryHigh int64
+	MemoryMetrics         *memory.Metrics // nil = counted for nobody
 
 	CgroupParent string // below /sys/fs/cgroup; "" is /quarry
 

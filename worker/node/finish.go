@@ -38,6 +38,7 @@ func (b *box) finish() {
 	why := b.cause
 	b.mu.Unlock()
 	b.tell("ending")
+	b.leaveMemory()
 	b.unwatchModel()
 	if why != nil {
 		// Without a journal the next node ends it all the same, and finds a worse reason.

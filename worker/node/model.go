@@ -186,6 +186,7 @@ func (b *box) noLonger() error {
 // hold pauses the sandbox for somebody. b.pausing is held.
 func (b *box) hold(who want) error {
 	if b.held == 0 {
+		b.readyMemory()
 		// A caller that goes away must not leave it unknown whether the guest stands.
 		if err := b.h.Pause(context.Background(), false); err != nil {
 			return err
@@ -193,6 +194,7 @@ func (b *box) hold(who want) error {
 		if b.notePause(true) {
 			b.tell("paused")
 		}
+		b.offerMemory(false)
 	}
 	b.held |= who
 	return nil
@@ -204,6 +206,7 @@ func (b *box) letGo(who want) error {
 		b.held = left
 		return nil
 	}
+	b.bringBack()
 	if err := b.h.Resume(context.Background()); err != nil {
 		return err
 	}
@@ -220,6 +223,13 @@ func (b *box) letGo(who want) error {
 func (b *box) takePause() error {
 	b.pausing.Lock()
 	defer b.pausing.Unlock()
+	b.mu.Lock()
+	stands := b.paused.now
+	b.mu.Unlock()
+	if stands {
+		b.readyMemory()
+		b.offerMemory(true)
+	}
 	b.watchModel()
 	if _, err := os.Lstat(b.waitingPath()); err == nil {
 		if err := b.letGo(byModel); err != nil {
@@ -227,9 +237,7 @@ func (b *box) takePause() error {
 		}
 		return b.noLonger()
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.paused.now {
+	if stands {
 		b.held = byCall
 	}
 	return nil

@@ -22,6 +22,7 @@ import (
 	"quarry/internal/strictjson"
 	"quarry/store/chunk"
 	"quarry/worker/cgroup"
+	"quarry/worker/memory"
 	modelwait "quarry/worker/network/wait"
 	"quarry/worker/sandbox"
 )
@@ -46,6 +47,7 @@ type Node struct {
 	ledger   *ledger
 	records  records
 	waits    *modelwait.Watcher // nil without endpoints of models
+	waiting  memory.Waiting     // paused sandboxes whose memory may be taken
 
 	mu       sync.Mutex // guards what follows
 	boxes    map[string]*box
@@ -131,6 +133,7 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 		return nil, err
 	}
 	n.events = newEvents(n.identity.Epoch)
+	n.waiting.Metrics = c.MemoryMetrics
 	n.ledger = newLedger(amount{int64(c.MaxSandboxes), c.Memory, c.Disk, c.PIDs}, c.Creates)
 	n.life, n.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if err := n.beginWaits(ctx); err != nil {
@@ -149,6 +152,9 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 		return nil, err
 	}
 	n.work.Go(n.janitor)
+	if n.c.PausedMemory != PausedKeep {
+		n.work.Go(n.watchMemory)
+	}
 	if n.waits != nil {
 		n.work.Go(n.followEndpoints)
 	}
@@ -224,6 +230,9 @@ func (n *Node) Close() error {
 	defer n.lock.Unlock()
 	n.mu.Lock()
 	left := len(n.boxes)
+	for _, b := range n.boxes {
+		b.leaveMemory() // what was taken the next node brings back
+	}
 	n.mu.Unlock()
 	if n.tree == nil || left > 0 {
 		return nil
