@@ -15,17 +15,18 @@ import (
 )
 
 type createOptions struct {
-	node   nodeTarget
-	spec   sandbox.Spec
-	key    string
-	labels []string
-	allow  []string
-	shares []string
-	memory byteSize
-	cpus   float64
-	ttl    time.Duration
-	idle   time.Duration
-	asJSON bool
+	node      nodeTarget
+	spec      sandbox.Spec
+	key       string
+	labels    []string
+	allow     []string
+	shares    []string
+	memory    byteSize
+	cpus      float64
+	ttl       time.Duration
+	idle      time.Duration
+	idlePause time.Duration
+	asJSON    bool
 }
 
 func newCreate() *cobra.Command {
@@ -59,6 +60,7 @@ after IMAGE are the sandbox's first process, with which it ends; without them th
 	f.Int64Var(&o.spec.PIDs, "pids", 0, "processes and threads")
 	f.DurationVar(&o.ttl, "ttl", 0, "end it after this time")
 	f.DurationVar(&o.idle, "idle", 0, "end it when nobody used it for so long")
+	f.DurationVar(&o.idlePause, "idle-pause", 0, "pause it when no command ran and no file was written for so long; the next one wakes it; less than 0 is never (default the worker's)")
 	f.StringArrayVar(&o.labels, "label", nil, "K=V; may be repeated")
 	f.StringVar(&o.spec.Group, "group", "", "group that it belongs to")
 	f.StringVar(&o.spec.Role, "role", "", "rollout, or grade: neither recorded in traces nor started by them")
@@ -96,6 +98,7 @@ func (o *createOptions) fill() error {
 	}
 	o.spec.MemoryMB = o.memory.bytes >> 20
 	o.spec.CPUMilli = int64(o.cpus * 1000)
+	o.spec.IdlePause = o.idlePause.Milliseconds()
 	o.spec.TTL, o.spec.Idle = int64(o.ttl.Seconds()), int64(o.idle.Seconds())
 	return nil
 }

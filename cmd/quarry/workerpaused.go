@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -10,12 +11,14 @@ import (
 
 // pausedFlags are the flags of worker about sandboxes that are paused.
 type pausedFlags struct {
+	idle      time.Duration
 	memory    string
 	low, high byteSize
 }
 
 func (o *pausedFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.memory, "paused-memory", string(node.PausedReclaim), "what becomes of the memory of a paused sandbox: "+node.PausedMemories())
+	f.DurationVar(&o.idle, "idle-pause", 0, "pause a sandbox that does not say when no command ran and no file was written for so long; the next one wakes it (default never)")
 	f.Var(&o.low, "memory-low", "memory of paused sandboxes is taken while less than this is available (default a tenth of all)")
 	f.Var(&o.high, "memory-high", "and until this is available (default half as much again as --memory-low)")
 }
@@ -25,6 +28,10 @@ func (o *pausedFlags) fill(c *node.Config) (err error) {
 	if c.PausedMemory, err = node.ParsePausedMemory(o.memory); err != nil {
 		return fmt.Errorf("%w: --paused-memory: %w", errUsage, err)
 	}
+	if o.idle != 0 && o.idle < node.MinIdlePause {
+		return fmt.Errorf("%w: --idle-pause %v: want 0, or %v or more", errUsage, o.idle, node.MinIdlePause)
+	}
+	c.IdlePause = o.idle
 	c.MemoryLow, c.MemoryHigh = o.low.bytes, o.high.bytes
 	if c.MemoryHigh > 0 && c.MemoryHigh <= c.MemoryLow {
 		return fmt.Errorf("%w: --memory-high %s: want more than --memory-low", errUsage, o.high.text)

@@ -167,6 +167,9 @@ func (c Config) withDefaults(dir string) (Config, error) {
 	if err := checkEndpoints(c.ModelEndpoints); err != nil {
 		return c, err
 	}
+	if err := checkIdlePause(c.IdlePause); err != nil {
+		return c, err
+	}
 	var err error
 	if c.PausedMemory, err = ParsePausedMemory(string(c.PausedMemory)); err != nil {
 		return c, err

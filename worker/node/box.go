@@ -38,6 +38,7 @@ type box struct {
 	mount   *worker.Mount
 	link    *network.Link
 	model   *modelwait.Watched // nil where nobody watches for its model
+	idler   *idler             // nil where it is not paused for being idle
 	base    *specs.Process     // what the first process has, and execs that do not say
 	gifts   []gift
 	giving  map[string]bool // targets of shares on their way

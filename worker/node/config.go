@@ -35,6 +35,10 @@ type Config struct {
 	ModelEndpoints []string
 	Waits          *modelwait.Metrics // nil = counted for nobody
 
+	// IdlePause is after what time without a command a sandbox is paused whose Spec does
+	// not say; 0 is never.
+	IdlePause time.Duration
+
 	// PausedMemory says what becomes of the memory of paused sandboxes; "" is PausedReclaim.
 	// It is taken while less than MemoryLow bytes are available on the machine, or below
 	// the limit of the control group that the sandboxes are in, until MemoryHigh are; 0 is

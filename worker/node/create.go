@@ -285,6 +285,7 @@ func (b *box) began() error {
 	b.state, b.used = sandbox.StateRunning, b.n.now()
 	b.mu.Unlock()
 	b.watchModel()
+	b.watchIdle()
 	return nil
 }
 

@@ -33,7 +33,7 @@ func (n *Node) Exec(ctx context.Context, id string, e sandbox.ExecSpec) (sandbox
 	release, err := b.rouse(ctx) // until it has begun: one of an agent may be paused then
 	if err != nil {
 		done()
-		return sandbox.ExecState{}, err
+		return sandbox.ExecState{}, b.explain(ctx, err)
 	}
 	defer release()
 	// What was begun is known by its id, whoever waits for the answer.
@@ -157,8 +157,10 @@ func (b *box) watch(st sandbox.ExecState, done func()) {
 
 // await calls done when an exec has ended, and tells of it.
 func (b *box) await(st sandbox.ExecState, done func()) {
+	idle := b.idles().use()
 	b.n.work.Go(func() {
 		defer done()
+		defer idle()
 		for !final(st) {
 			next, err := b.h.WaitExec(b.n.life, st.ID, maxOffset, maxOffset)
 			switch {
@@ -280,7 +282,7 @@ func (n *Node) Signal(ctx context.Context, id, exec string, signal int) error {
 	}
 	release, err := b.rouse(ctx)
 	if err != nil {
-		return err
+		return b.explain(ctx, err)
 	}
 	defer release()
 	return b.explain(ctx, b.h.Signal(ctx, exec, signal))

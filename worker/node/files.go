@@ -97,10 +97,10 @@ func (b *box) awake() error {
 	return nil
 }
 
-// rise has a sandbox run that waits for its model, until release is called, and
-// refuses one that somebody has paused.
-func (b *box) rise(ctx context.Context) (release func(), err error) {
-	if release, err = b.rouse(ctx); err != nil {
+// rise has a sandbox run that waits for its model or is idle, until release is called,
+// and refuses one that somebody has paused. how is rouse, or glance.
+func (b *box) rise(ctx context.Context, how func(*box, context.Context) (func(), error)) (release func(), err error) {
+	if release, err = how(b, ctx); err != nil {
 		return nil, err
 	}
 	if err := b.awake(); err != nil {
@@ -113,17 +113,22 @@ func (b *box) rise(ctx context.Context) (release func(), err error) {
 // ReadFile implements sandbox.Node.
 func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOptions, begin func(sandbox.FileInfo) error, w io.Writer) error {
 	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
+		done, err := b.idles().look(false)
+		if err != nil {
+			return err
+		}
+		defer done()
 		if b.awake() == nil {
-			err := f.Read(ctx, path, o, begin, w)
+			err = f.Read(ctx, path, o, begin, w)
 			if !errors.Is(err, holder.ErrPaused) { // nothing was read then: the pause came first
 				return err
 			}
 		}
-		err := f.ReadPaused(ctx, path, o, begin, w)
+		err = f.ReadPaused(ctx, path, o, begin, w)
 		if !errors.Is(err, guest.ErrUnclear) {
 			return err
 		}
-		release, rerr := b.rise(ctx) // one that waits for its model may be asked, what a caller has paused not
+		release, rerr := b.rise(ctx, (*box).glance) // one that waits for its model may be asked, what a caller has paused not
 		if rerr != nil {
 			return err
 		}
@@ -135,7 +140,7 @@ func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOpti
 // WriteFile implements sandbox.Node.
 func (n *Node) WriteFile(ctx context.Context, id, path string, o sandbox.WriteOptions, r io.Reader) (info sandbox.FileInfo, err error) {
 	err = n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		release, err := b.rise(ctx)
+		release, err := b.rise(ctx, (*box).rouse)
 		if err != nil {
 			return err
 		}
@@ -156,7 +161,7 @@ func (n *Node) WriteFile(ctx context.Context, id, path string, o sandbox.WriteOp
 
 // StatFile implements sandbox.Node.
 func (n *Node) StatFile(ctx context.Context, id, path string) (info sandbox.FileInfo, err error) {
-	err = n.awakeFiles(ctx, id, func(f *guest.Files) error {
+	err = n.awakeFiles(ctx, id, (*box).glance, func(f *guest.Files) error {
 		info, err = f.Stat(ctx, path)
 		return err
 	})
@@ -165,7 +170,7 @@ func (n *Node) StatFile(ctx context.Context, id, path string) (info sandbox.File
 
 // ListFiles implements sandbox.Node.
 func (n *Node) ListFiles(ctx context.Context, id, path string, depth int) (list []sandbox.FileInfo, err error) {
-	err = n.awakeFiles(ctx, id, func(f *guest.Files) error {
+	err = n.awakeFiles(ctx, id, (*box).glance, func(f *guest.Files) error {
 		list, err = f.List(ctx, path, depth)
 		return err
 	})
@@ -174,18 +179,18 @@ func (n *Node) ListFiles(ctx context.Context, id, path string, depth int) (list 
 
 // RemoveFile implements sandbox.Node.
 func (n *Node) RemoveFile(ctx context.Context, id, path string) error {
-	return n.awakeFiles(ctx, id, func(f *guest.Files) error { return f.Remove(ctx, path) })
+	return n.awakeFiles(ctx, id, (*box).rouse, func(f *guest.Files) error { return f.Remove(ctx, path) })
 }
 
 // TarDown implements sandbox.Node.
 func (n *Node) TarDown(ctx context.Context, id string, o sandbox.TarOptions, w io.Writer) error {
-	return n.awakeFiles(ctx, id, func(f *guest.Files) error { return f.TarDown(ctx, o, w) })
+	return n.awakeFiles(ctx, id, (*box).glance, func(f *guest.Files) error { return f.TarDown(ctx, o, w) })
 }
 
 // TarUp implements sandbox.Node.
 func (n *Node) TarUp(ctx context.Context, id, path string, r io.Reader) error {
 	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		release, err := b.rise(ctx)
+		release, err := b.rise(ctx, (*box).rouse)
 		if err != nil {
 			return err
 		}
@@ -195,9 +200,9 @@ func (n *Node) TarUp(ctx context.Context, id, path string, r io.Reader) error {
 }
 
 // awakeFiles is withFiles of a sandbox that is not paused.
-func (n *Node) awakeFiles(ctx context.Context, id string, fn func(*guest.Files) error) error {
+func (n *Node) awakeFiles(ctx context.Context, id string, how func(*box, context.Context) (func(), error), fn func(*guest.Files) error) error {
 	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		release, err := b.rise(ctx)
+		release, err := b.rise(ctx, how)
 		if err != nil {
 			return err
 		}
@@ -212,9 +217,11 @@ func (n *Node) Give(ctx context.Context, id string, s sandbox.Share) error {
 		return err
 	}
 	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		if err := b.awake(); err != nil {
+		release, err := b.rise(ctx, (*box).rouse)
+		if err != nil {
 			return err
 		}
+		defer release()
 		if !b.reserve(s.Target) {
 			return fmt.Errorf("%w: another share is on its way to %s", sandbox.ErrFileExists, s.Target)
 		}
@@ -258,9 +265,11 @@ func (n *Node) give(ctx context.Context, f *guest.Files, s sandbox.Share) error 
 // Take implements sandbox.Node.
 func (n *Node) Take(ctx context.Context, id, target string) error {
 	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		if err := b.awake(); err != nil {
+		release, err := b.rise(ctx, (*box).rouse)
+		if err != nil {
 			return err
 		}
+		defer release()
 		return f.Take(ctx, target)
 	})
 }

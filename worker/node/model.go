@@ -23,6 +23,7 @@ type want int
 const (
 	byCall  want = 1 << iota // the API
 	byModel                  // it waits for its model
+	byIdle                   // its agent, which is outside of it, has nothing for it to do
 )
 
 const (
@@ -120,18 +121,6 @@ func (n *Node) closeWaits() {
 	}
 }
 
-// rouse has a sandbox that waits for its model run, for what needs its tasks, until
-// release is called.
-func (b *box) rouse(ctx context.Context) (release func(), err error) {
-	b.mu.Lock()
-	x := b.model
-	b.mu.Unlock()
-	if x == nil {
-		return func() {}, nil
-	}
-	return x.Use(ctx)
-}
-
 func (b *box) processorUsed() (time.Duration, error) {
 	if b.group != nil {
 		f, err := b.group.Read()
@@ -156,7 +145,7 @@ func (b *box) pauseForModel(ctx context.Context) error {
 	if err != nil || b.held&byCall != 0 {
 		err = errors.Join(err, b.noLonger())
 	}
-	return err
+	return errors.Join(err, b.notIdle()) // the answer resumes it
 }
 
 func (b *box) resumeForModel(_ context.Context, w modelwait.Wake) error {
@@ -176,8 +165,11 @@ func (b *box) resumeForModel(_ context.Context, w modelwait.Wake) error {
 }
 
 // noLonger removes the mark of a pause for the model.
-func (b *box) noLonger() error {
-	if err := os.Remove(b.waitingPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (b *box) noLonger() error { return remove(b.waitingPath()) }
+
+// remove removes a file that need not be there.
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -192,6 +184,7 @@ func (b *box) hold(who want) error {
 			return err
 		}
 		if b.notePause(true) {
+			b.idles().paused(true)
 			b.tell("paused")
 		}
 		b.offerMemory(false)
@@ -212,6 +205,7 @@ func (b *box) letGo(who want) error {
 	}
 	b.held = 0
 	if b.notePause(false) {
+		b.idles().paused(false)
 		b.tell("resumed")
 	}
 	return nil
@@ -231,13 +225,21 @@ func (b *box) takePause() error {
 		b.offerMemory(true)
 	}
 	b.watchModel()
+	b.watchIdle()
+	b.idles().paused(stands)
 	if _, err := os.Lstat(b.waitingPath()); err == nil {
 		if err := b.letGo(byModel); err != nil {
 			return fmt.Errorf("resume what an earlier node paused for its model: %w", err)
 		}
 		return b.noLonger()
 	}
-	if stands {
+	_, err := os.Lstat(b.idlePath())
+	switch {
+	case !stands:
+		return remove(b.idlePath())
+	case err == nil && b.idles() != nil:
+		b.held = byIdle
+	default:
 		b.held = byCall
 	}
 	return nil

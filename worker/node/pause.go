@@ -29,7 +29,8 @@ func (n *Node) Pause(ctx context.Context, id string) error {
 	if err != nil {
 		return b.explain(ctx, err)
 	}
-	return b.noLonger() // an answer of its model does not resume it now, nor does the next node
+	// Neither an answer of its model nor a command resumes it now, nor does the next node.
+	return errors.Join(b.noLonger(), b.notIdle())
 }
 
 // Resume implements sandbox.Node.

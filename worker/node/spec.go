@@ -118,6 +118,9 @@ func (n *Node) checkSizes(s *sandbox.Spec) error {
 	if s.MemoryRequest < 1 || s.MemoryRequest > s.MemoryMB {
 		return invalid("memory_request_mb %d: want 1 to memory_mb, which is %d", s.MemoryRequest, s.MemoryMB)
 	}
+	if err := n.idlePause(s); err != nil {
+		return err
+	}
 	if s.TTL == 0 {
 		s.TTL = int64(n.c.Default.TTL.Seconds())
 	}

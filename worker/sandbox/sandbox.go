@@ -24,8 +24,9 @@ type Spec struct {
 	WorkDir       string            `json:"workdir,omitempty"`
 	Entrypoint    []string          `json:"entrypoint,omitempty"` // the sandbox's first process; without one it is a sleeper, and the image's Entrypoint and Cmd do not run
 	Hostname      string            `json:"hostname,omitempty"`
-	TTL           int64             `json:"ttl_s,omitempty"`  // seconds until the node ends it
-	Idle          int64             `json:"idle_s,omitempty"` // seconds without exec and file call until the node ends it; 0 is never
+	TTL           int64             `json:"ttl_s,omitempty"`         // seconds until the node ends it
+	Idle          int64             `json:"idle_s,omitempty"`        // seconds without exec and file call until the node ends it; 0 is never
+	IdlePause     int64             `json:"idle_pause_ms,omitempty"` // milliseconds without exec, written file and use of the processor until it is paused; a command wakes it; 0 is the node's, less is never
 	Labels        map[string]string `json:"labels,omitempty"`
 	Group         string            `json:"group,omitempty"`
 	Role          string            `json:"role,omitempty"` // RoleRollout or RoleGrade; a grade leaves no trace

@@ -68,6 +68,13 @@ func (x *Watched) Paused() bool {
 	return x.m.phase != running
 }
 
+// Asks says whether a request of the sandbox is without an answer, as far as is seen.
+func (x *Watched) Asks() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.m.phase != running || x.m.waits()
+}
+
 // Close ends the watch. A sandbox that is paused is resumed.
 func (x *Watched) Close() {
 	x.w.forget(x)
