@@ -1,0 +1,261 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"quarry/api/sandboxes/client"
+	"quarry/internal/need"
+	"quarry/worker/cgroup"
+	"quarry/worker/sandbox"
+)
+
+// swapFile switches a swap file on until the test ends. One test of the machine has
+// swap at a time.
+func swapFile(t *testing.T, dir string, size int64) {
+	t.Helper()
+	need.Root(t)
+	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "quarry-test-swap.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	check(t, err)
+	t.Cleanup(func() { lock.Close() })
+	check(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	if raw, err := os.ReadFile("/proc/swaps"); err != nil || strings.Count(string(raw), "\n") > 1 {
+		need.Missing(t, "a machine without swap of its own, so that a test may choose where it is")
+	}
+	header := make([]byte, os.Getpagesize()) // as mkswap writes it
+	binary.NativeEndian.PutUint32(header[1024:], 1)
+	binary.NativeEndian.PutUint32(header[1028:], uint32(size/int64(len(header))-1))
+	copy(header[len(header)-10:], "SWAPSPACE2")
+	path := filepath.Join(dir, "swap")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	check(t, err)
+	check(t, unix.Fallocate(int(f.Fd()), 0, 0, size))
+	_, err = f.WriteAt(header, 0)
+	check(t, errors.Join(err, f.Sync(), f.Close()))
+	name, err := unix.BytePtrFromString(path)
+	check(t, err)
+	if _, _, e := unix.Syscall(unix.SYS_SWAPON, uintptr(unsafe.Pointer(name)), 0, 0); e != 0 {
+		need.Missing(t, "swap on "+path+": "+e.Error())
+	}
+	t.Cleanup(func() {
+		if _, _, e := unix.Syscall(unix.SYS_SWAPOFF, uintptr(unsafe.Pointer(name)), 0, 0); e != 0 {
+			t.Errorf("swapoff %s: %v", path, e)
+		}
+	})
+}
+
+// memoryRig is a worker whose sandboxes have so much memory together and no more.
+type memoryRig struct {
+	*workerRig
+	c     *client.Client
+	ctx   context.Context
+	flags []string
+}
+
+func newMemoryRig(t *testing.T, limit int64, flags ...string) *memoryRig {
+	t.Helper()
+	dir := need.ShortDir(t)
+	swapFile(t, dir, 1<<30)
+	r := &memoryRig{workerRig: newWorkerRig(t, "cold", flags...), flags: flags}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	t.Cleanup(cancel)
+	r.ctx, r.c = ctx, r.client()
+	file := filepath.Join(cgroup.Root, "memory", r.group(), "memory.limit_in_bytes")
+	if cgroup.IsV2(cgroup.Root) {
+		file = filepath.Join(cgroup.Root, r.group(), "memory.max")
+	}
+	check(t, os.WriteFile(file, []byte(strconv.FormatInt(limit, 10)), 0o600))
+	return r
+}
+
+// create makes a sandbox that is paused when it is idle, if that is asked for.
+func (r *memoryRig) create(idlePause int64) string {
+	r.t.Helper()
+	sb, err := r.c.Create(r.ctx, sandbox.Spec{Image: "t/task", MemoryMB: 512, IdlePause: idlePause}, "")
+	check(r.t, err)
+	return sb.ID
+}
+
+// sh runs a command in a sandbox, which must succeed, and returns what it says.
+func (r *memoryRig) sh(id, command string) string {
+	r.t.Helper()
+	code, out, err := run(r.ctx, r.c, id, sandbox.ExecSpec{Argv: []string{"/bin/sh", "-c", command}})
+	if err != nil || code != 0 {
+		r.t.Fatalf("%s: %d %q %v\n%s", command, code, out, err, r.logTail())
+	}
+	return out
+}
+
+// metric reads one of the worker's.
+func (r *memoryRig) metric(name string) float64 {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, r.url+"/metrics", nil)
+	check(r.t, err)
+	req.Header.Set("Authorization", "Bearer "+r.token)
+	res, err := http.DefaultClient.Do(req)
+	check(r.t, err)
+	defer res.Body.Close()
+	raw, err := io.ReadAll(res.Body)
+	check(r.t, err)
+	for line := range strings.Lines(string(raw)) {
+		if text, ok := strings.CutPrefix(line, name+" "); ok {
+			v, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+			check(r.t, err)
+			return v
+		}
+	}
+	r.t.Fatalf("no metric %s in\n%s", name, raw)
+	return 0
+}
+
+func (r *memoryRig) until(what string, ok func() bool) {
+	r.t.Helper()
+	for !ok() {
+		if r.ctx.Err() != nil {
+			r.t.Fatalf("%s: does not come about\n%s", what, r.logTail())
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func (r *memoryRig) state(id string, want sandbox.State) func() bool {
+	return func() bool {
+		got, err := r.c.Get(r.ctx, id)
+		return err == nil && got.State == want
+	}
+}
+
+// settings are what of a sandbox's group a reclaim changes.
+func (r *memoryRig) settings(id string) string {
+	var out []string
+	for _, pattern := range []string{"memory/*/*/" + id + "/memory.swappiness", "memory/*/*/" + id + "/memory.limit_in_bytes", "*/*/" + id + "/memory.swap.max"} {
+		paths, _ := filepath.Glob(filepath.Join(cgroup.Root, pattern))
+		for _, p := range paths {
+			raw, err := os.ReadFile(p)
+			check(r.t, err)
+			out = append(out, filepath.Base(p)+" "+strings.TrimSpace(string(raw)))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// TestPausedMemoryServesOthers has sandboxes with real memory wait while another one
+// needs what they have, in a control group that has not enough for all: theirs is taken,
+// is back and right when they run again, whoever resumes them, and also when the worker
+// is killed while it takes it.
+func TestPausedMemoryServesOthers(t *testing.T) {
+	const mib = 1 << 20
+	r := newMemoryRig(t, 448*mib, "--memory-low", "128M", "--memory-high", "192M")
+	const idle, called = 0, 1 // who is paused by nobody but the worker, and the first that a call pauses
+	ids := []string{r.create(300), r.create(0), r.create(0)}
+	sums := map[string]string{}
+	for _, id := range ids {
+		sums[id] = r.sh(id, "head -c 64M /dev/urandom >/dev/shm/data && sha256sum /dev/shm/data")
+	}
+	for _, id := range ids[called:] {
+		_, err := r.c.Pause(r.ctx, id)
+		check(t, err)
+	}
+	r.until("a pause of the idle one", r.state(ids[idle], sandbox.StatePaused))
+	if n := r.metric("quarry_paused_memory_sandboxes"); n != 3 {
+		t.Errorf("memory of %v sandboxes may be taken, want 3", n)
+	}
+	before := map[string]string{}
+	for _, id := range ids {
+		before[id] = r.settings(id)
+	}
+
+	// Who looks wakes nobody for longer than that.
+	var b bytes.Buffer
+	_, err := r.c.ReadFile(r.ctx, ids[idle], "/etc/hostname", sandbox.ReadOptions{}, &b)
+	check(t, err)
+	if !r.state(ids[idle], sandbox.StatePaused)() {
+		t.Error("a read of a file woke an idle sandbox")
+	}
+	_, err = r.c.StatFile(r.ctx, ids[idle], "/dev/shm/data")
+	check(t, err)
+	r.until("a pause after a look", r.state(ids[idle], sandbox.StatePaused))
+
+	needy := r.create(0)
+	r.sh(needy, "head -c 192M /dev/zero >/dev/shm/data")
+	taken := func() float64 { return r.metric(`quarry_paused_memory_taken_bytes_total{how="swap"}`) }
+	r.until("memory that is taken", func() bool { return taken() >= 64*mib })
+	r.sh(needy, "rm /dev/shm/data")
+
+	begun := time.Now()
+	for _, id := range ids {
+		if id != ids[idle] { // a command resumes that one
+			_, err := r.c.Resume(r.ctx, id)
+			check(t, err)
+		}
+		if got := r.sh(id, "sha256sum /dev/shm/data"); got != sums[id] {
+			t.Errorf("a sandbox's memory came back as another: %s, was %s", got, sums[id])
+		}
+	}
+	t.Logf("%.0f MiB taken, %.0f MiB brought back, all three sums after %v", taken()/mib, r.metric("quarry_paused_memory_returned_bytes_total")/mib, time.Since(begun))
+	if n := r.metric("quarry_paused_memory_returned_bytes_total"); n < 32*mib {
+		t.Errorf("%v bytes were brought back", n)
+	}
+
+	// A worker that is killed while it takes memory leaves what it changed to the next one.
+	for _, id := range ids[called:] {
+		_, err := r.c.Pause(r.ctx, id)
+		check(t, err)
+	}
+	began := taken()
+	_, err = r.c.Start(r.ctx, needy, sandbox.ExecSpec{ID: "more", Argv: []string{"/bin/sh", "-c", "head -c 240M /dev/zero >/dev/shm/data; sleep 1000"}})
+	check(t, err)
+	changed := false
+	r.until("a reclaim", func() bool {
+		found, err := filepath.Glob(r.path("w", "node", "*", "reclaim"))
+		changed = len(found) > 0
+		return err == nil && changed || taken() > began
+	})
+	r.killWorker()
+	t.Logf("killed while settings were changed: %v", changed)
+	r.startWorker(r.flags...)
+	r.c = r.client()
+	for _, id := range ids[called:] {
+		if !r.state(id, sandbox.StatePaused)() {
+			t.Errorf("sandbox %s is not paused any more", id)
+		}
+	}
+	check(t, r.c.Signal(r.ctx, needy, "more", 9))
+	_, err = r.c.Delete(r.ctx, needy)
+	check(t, err)
+	for _, id := range ids {
+		if id != ids[idle] {
+			_, err := r.c.Resume(r.ctx, id)
+			check(t, err)
+		}
+		if got := r.sh(id, "sha256sum /dev/shm/data"); got != sums[id] {
+			t.Errorf("a sandbox's memory came back as another: %s, was %s", got, sums[id])
+		}
+		if got := r.settings(id); got != before[id] {
+			t.Errorf("left of a reclaim: %s, was %s", got, before[id])
+		}
+		end, err := r.c.Delete(r.ctx, id)
+		check(t, err)
+		if end.Reason != sandbox.ReasonDeleted || end.Evidence.Pauses < 2 || end.Evidence.PausedFor == 0 {
+			t.Errorf("the record of %s says %+v", id, end)
+		}
+	}
+	if found, _ := filepath.Glob(r.path("w", "node", "*", "reclaim")); len(found) > 0 {
+		t.Errorf("journals are left: %s", fmt.Sprint(found))
+	}
+	r.nothingLeftOf()
+}
