@@ -1,15 +1,14 @@
 package api
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"os"
 	"time"
+
+	"quarry/internal/strictjson"
 )
 
 // response is a ResponseWriter that knows what was sent.
@@ -84,15 +83,5 @@ func NewServer(h *Handler) *http.Server {
 	return srv
 }
 
-// strictJSON decodes one JSON document without unknown fields or trailing data.
-func strictJSON(b []byte, v any) error {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return err
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return errors.New("more than one JSON document")
-	}
-	return nil
-}
+// strictJSON decodes one JSON document that has one meaning.
+func strictJSON(b []byte, v any) error { return strictjson.RequestInto(b, v) }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -280,7 +281,40 @@ func TestHowSandboxesEnd(t *testing.T) {
 			}
 		})
 	}
+	t.Run("under a command", func(t *testing.T) { whoWaitsLearnsTheEnd(t, c) })
 	r.nothingLeftOf()
+}
+
+// whoWaitsLearnsTheEnd has a sandbox end by its memory under commands that are waited
+// for, each in another way: all are told how it ended, and nobody only that it did.
+func whoWaitsLearnsTheEnd(t *testing.T, c *client.Client) {
+	sb, err := c.Create(t.Context(), sandbox.Spec{Image: "t/task", MemoryMB: 128}, "")
+	check(t, err)
+	wrong := func(err error) bool {
+		var over *sandbox.EndedError
+		return !errors.As(err, &over) || over.End.Reason != sandbox.ReasonOOM || over.End.Blame != sandbox.BlameAgent || !strings.Contains(err.Error(), string(sandbox.ReasonOOM))
+	}
+	answers := make(chan error, 3)
+	_, err = c.Start(t.Context(), sb.ID, sandbox.ExecSpec{ID: "sleep", Shell: "echo before; sleep 1000"})
+	check(t, err)
+	go func() { // these end with the sandbox
+		_, err := c.Exec(t.Context(), sb.ID, sandboxes.ExecRequest{ExecSpec: sandbox.ExecSpec{ID: "oom", Shell: "x=0123456789; while :; do x=$x$x; done"}})
+		answers <- err
+	}()
+	go func() {
+		var out, errOff int64
+		_, err := c.Follow(t.Context(), sb.ID, "sleep", &out, &errOff, io.Discard, io.Discard)
+		answers <- err
+	}()
+	go func() {
+		_, err := c.ExecState(t.Context(), sb.ID, "sleep", time.Minute)
+		answers <- err
+	}()
+	for range 3 {
+		if err := <-answers; wrong(err) {
+			t.Errorf("a command whose sandbox used up its memory: %v", err)
+		}
+	}
 }
 
 // TestAForkBombHurtsNobodyElse has one guest fork without end beside another.

@@ -12,12 +12,13 @@ import (
 	"net/http"
 	"regexp"
 	"strconv"
+	"strings"
 
 	"quarry/worker/sandbox"
 )
 
 // byteRange is a Range header of one range, which is all that is served.
-var byteRange = regexp.MustCompile(`^bytes=(\d{1,18})-(\d{0,18})$`)
+var byteRange = regexp.MustCompile(`^bytes=(\d{0,18})-(\d{0,18})$`)
 
 // readOptions reads the Range header.
 func readOptions(r *http.Request) (sandbox.ReadOptions, bool, error) {
@@ -27,18 +28,32 @@ func readOptions(r *http.Request) (sandbox.ReadOptions, bool, error) {
 		return o, false, nil
 	}
 	m := byteRange.FindStringSubmatch(text)
-	if m == nil {
-		return o, false, fmt.Errorf("%w: Range %q: want bytes=FIRST-LAST or bytes=FIRST-", sandbox.ErrInvalid, text)
+	switch {
+	case strings.Contains(text, ",") || len(r.Header.Values("Range")) > 1:
+		return o, false, noRange("Range %q: one range a request: ask for each by itself", text)
+	case m == nil || m[1] == "" && m[2] == "":
+		return o, false, fmt.Errorf("%w: Range %q: want bytes=FIRST-LAST, bytes=FIRST- or bytes=-COUNT", sandbox.ErrInvalid, text)
 	}
-	o.Offset, _ = strconv.ParseInt(m[1], 10, 64) // 18 digits fit
-	if m[2] != "" {
-		last, _ := strconv.ParseInt(m[2], 10, 64)
-		if last < o.Offset {
-			return o, false, fmt.Errorf("%w: Range %q ends before it begins", sandbox.ErrInvalid, text)
-		}
-		o.Length = last - o.Offset + 1
+	first, _ := strconv.ParseInt(m[1], 10, 64) // 18 digits fit
+	last, _ := strconv.ParseInt(m[2], 10, 64)
+	switch {
+	case m[1] == "" && last == 0:
+		return o, false, noRange("Range %q asks for no byte", text)
+	case m[1] == "":
+		o.Offset = -last
+	case m[2] == "":
+		o.Offset = first
+	case last < first:
+		return o, false, fmt.Errorf("%w: Range %q ends before it begins", sandbox.ErrInvalid, text)
+	default:
+		o.Offset, o.Length = first, last-first+1
 	}
 	return o, true, nil
+}
+
+// noRange is 416, for ranges that are not served.
+func noRange(format string, args ...any) error {
+	return &Error{Status: http.StatusRequestedRangeNotSatisfiable, Code: "range_not_satisfiable", Blame: sandbox.BlameUser, Message: fmt.Sprintf(format, args...)}
 }
 
 // readFile sends a file, or a range of it. Up to MaxHashed bytes its digest stands in
@@ -52,7 +67,7 @@ func (h *Handler) readFile(c call) error {
 	if err != nil {
 		return err
 	}
-	s := &fileSender{c: c, partial: partial, offset: o.Offset, sum: sha256.New()}
+	s := &fileSender{c: c, partial: partial, sum: sha256.New()}
 	if err := h.cfg.Node.ReadFile(c.r.Context(), c.id, path, o, func(fi sandbox.FileInfo) error { return s.begin(fi, o) }, s); err != nil {
 		return err
 	}
@@ -74,14 +89,10 @@ type fileSender struct {
 
 func (s *fileSender) begin(fi sandbox.FileInfo, o sandbox.ReadOptions) error {
 	s.whole = fi.Size
-	s.size = max(0, fi.Size-o.Offset)
-	if o.Length >= 0 {
-		s.size = min(s.size, o.Length)
-	}
-	if s.partial && o.Offset >= fi.Size {
+	s.offset, s.size = o.Part(fi.Size)
+	if s.partial && s.size == 0 {
 		s.c.w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", fi.Size))
-		return &Error{Status: http.StatusRequestedRangeNotSatisfiable, Code: "range_not_satisfiable", Blame: sandbox.BlameUser,
-			Message: fmt.Sprintf("the file has %d bytes, none at %d", fi.Size, o.Offset)}
+		return noRange("%s has %d bytes, none of them in %s", fi.Encoded().Path, fi.Size, s.c.r.Header.Get("Range"))
 	}
 	var err error
 	if s.info, err = json.Marshal(fi.Encoded()); err != nil {
@@ -118,7 +129,7 @@ func (s *fileSender) status() int {
 // Write implements io.Writer.
 func (s *fileSender) Write(p []byte) (int, error) {
 	if s.got+int64(len(p)) > s.size {
-		return 0, fmt.Errorf("%w: the file has grown while it was read", sandbox.ErrFileType)
+		return 0, fmt.Errorf("%w: the file has grown while it was read: read it again when nothing writes to it", sandbox.ErrFileType)
 	}
 	s.got += int64(len(p))
 	s.sum.Write(p)
@@ -130,7 +141,7 @@ func (s *fileSender) Write(p []byte) (int, error) {
 
 func (s *fileSender) end() error {
 	if s.got != s.size {
-		return fmt.Errorf("%w: %d bytes of %d came: the file has changed while it was read", sandbox.ErrFileType, s.got, s.size)
+		return fmt.Errorf("%w: %d bytes of %d came: the file has changed while it was read: read it again when nothing writes to it", sandbox.ErrFileType, s.got, s.size)
 	}
 	digest := hex.EncodeToString(s.sum.Sum(nil))
 	s.c.w.Header().Set(HeaderSHA256, digest)

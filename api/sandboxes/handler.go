@@ -3,8 +3,6 @@ package sandboxes
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -18,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"quarry/api/access"
+	"quarry/internal/strictjson"
 	"quarry/worker/sandbox"
 )
 
@@ -192,7 +191,7 @@ func (h *Handler) writeError(c call, e *Error, requestID string) {
 		return
 	}
 	w.Header().Set("Connection", "close") // else the server reads on for the next request
-	duplex := w.ctl.EnableFullDuplex() // the answer does not wait for the body then
+	duplex := w.ctl.EnableFullDuplex()    // the answer does not wait for the body then
 	if w.json(e.Status, errorBody{e}) == nil && w.flush() == nil && duplex == nil {
 		w.drain(c.r, h.stopping)
 	}
@@ -219,13 +218,8 @@ func decode[T any](c call) (T, error) {
 	if len(raw) == 0 {
 		return zero, nil
 	}
-	dec := json.NewDecoder(strings.NewReader(string(raw)))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&v); err != nil {
+	if err := strictjson.RequestInto(raw, &v); err != nil {
 		return zero, fmt.Errorf("%w: body: %w", sandbox.ErrInvalid, err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return zero, fmt.Errorf("%w: body: something follows the JSON document", sandbox.ErrInvalid)
 	}
 	return v, nil
 }

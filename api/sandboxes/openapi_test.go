@@ -22,7 +22,10 @@ type document struct {
 	Info  struct{ Description string }
 	Paths map[string]map[string]yaml.Node
 	Parts struct {
-		Schemas map[string]struct{ Properties map[string]yaml.Node }
+		Schemas map[string]struct {
+			Properties map[string]yaml.Node
+			Required   []string
+		}
 	} `yaml:"components"`
 }
 
@@ -90,6 +93,9 @@ func TestTheDocumentHasTheFieldsOfTheTypes(t *testing.T) {
 	}
 }
 
+// optional are the fields that Go always writes and that a request need not have.
+var optional = []string{"Spec.network", "DrainRequest.end"}
+
 func compareFields(t *testing.T, d document, rt reflect.Type, seen map[string]bool) {
 	for rt.Kind() == reflect.Pointer || rt.Kind() == reflect.Slice || rt.Kind() == reflect.Map {
 		rt = rt.Elem()
@@ -98,16 +104,22 @@ func compareFields(t *testing.T, d document, rt reflect.Type, seen map[string]bo
 		return
 	}
 	seen[rt.Name()] = true
-	var want []string
+	var want, required []string
 	for _, f := range reflect.VisibleFields(rt) {
 		if !f.Anonymous { // the fields of an embedded one are this type's
 			compareFields(t, d, f.Type, seen)
 		}
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		name, how, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if f.Anonymous || name == "-" {
 			continue
 		}
 		want = append(want, name)
+		if !strings.HasPrefix(how, "omit") && !slices.Contains(optional, rt.Name()+"."+name) {
+			required = append(required, name)
+		}
+	}
+	if got := d.Parts.Schemas[rt.Name()].Required; !slices.Equal(got, required) {
+		t.Errorf("schema %s requires %v, the type always has %v", rt.Name(), got, required)
 	}
 	slices.Sort(want)
 	got := slices.Sorted(maps.Keys(d.Parts.Schemas[rt.Name()].Properties))

@@ -22,12 +22,12 @@ func (h *helper) read() error {
 	if e.Size == 0 {
 		return h.readUnsized(fd, e)
 	}
-	n := part(h.q, e.Size)
+	off, n := part(h.q, e.Size)
 	if n > h.q.MaxBytes {
 		return code(wire.CodeMany, h.q.Path)
 	}
 	h.send(wire.KindEntry, e.Encode())
-	sum, err := h.sendData(fd, h.q.Offset, n)
+	sum, err := h.sendData(fd, off, n)
 	if err != nil {
 		return fail(err, h.q.Path)
 	}
@@ -35,16 +35,17 @@ func (h *helper) read() error {
 	return nil
 }
 
-// part is how many bytes of so many a request asks for.
-func part(q wire.Request, size int64) int64 {
-	n := size - q.Offset
-	if n < 0 {
-		return 0
+// part is what a request asks for of so many bytes.
+func part(q wire.Request, size int64) (off, n int64) {
+	off = q.Offset
+	if off < 0 {
+		off = max(size+off, 0)
 	}
+	n = max(size-off, 0)
 	if q.Length >= 0 {
 		n = min(n, q.Length)
 	}
-	return n
+	return off, n
 }
 
 // readUnsized sends a file that says it is empty, of /proc or really so.
@@ -68,9 +69,9 @@ func (h *helper) readUnsized(fd int, e wire.Entry) error {
 		all = append(all, b[:n]...)
 	}
 	e.Size = int64(len(all))
-	n := part(h.q, e.Size)
+	off, n := part(h.q, e.Size)
 	if n > 0 {
-		all = all[h.q.Offset:][:n]
+		all = all[off:][:n]
 	} else {
 		all = nil
 	}

@@ -184,7 +184,7 @@ func (e running) follow(ctx context.Context, stdout, stderr io.Writer) (sandbox.
 		before := out + errOff
 		st, err := e.client.Follow(ctx, e.sandbox, e.exec, &out, &errOff, stdout, stderr)
 		var refused *sandboxes.Error
-		if err == nil || errors.As(err, &refused) && !refused.Retryable || isAny(err, syscall.EPIPE) {
+		if err == nil || errors.As(err, &refused) && !refused.Retryable || isAny(err, sandbox.ErrEnded, syscall.EPIPE) {
 			return st, err
 		}
 		if out+errOff > before || lost.IsZero() {

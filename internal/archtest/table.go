@@ -95,7 +95,7 @@ var arrows = map[string][]string{
 	"worker/folder": {"worker/timeline", "rafs", "signer", "store/chunk", "store/image", "internal/durable", "internal/proc"},
 	"worker/reader": {"nbd", "nbd/blockdev", "rafs", "store", "store/cache", "store/chunk", "store/trace", "internal/proc", "internal/wakeup", "worker/folder", "worker/timeline"},
 
-	"api/sandboxes":        {"api/access", "worker/sandbox"},
+	"api/sandboxes":        {"api/access", "internal/strictjson", "worker/sandbox"},
 	"api/sandboxes/client": {"api/sandboxes", "worker/sandbox"},
 	"api/sandboxes/page":   {"worker/sandbox"},
 

@@ -138,7 +138,7 @@ func (f *Files) Read(ctx context.Context, name string, o sandbox.ReadOptions, be
 	if err != nil {
 		return err
 	}
-	if o.Offset < 0 || o.Length < -1 {
+	if !o.Valid() {
 		return fmt.Errorf("%w: offset %d and length %d", sandbox.ErrInvalid, o.Offset, o.Length)
 	}
 	c, err := f.start(ctx, f.c.Runner.Run, wire.Request{Op: wire.OpRead, Path: p, Offset: o.Offset, Length: o.Length, MaxBytes: f.c.Limits.Bytes})
@@ -158,12 +158,9 @@ func (f *Files) Read(ctx context.Context, name string, o sandbox.ReadOptions, be
 	if err != nil {
 		return err
 	}
-	want := max(e.Size-o.Offset, 0)
-	if o.Length >= 0 {
-		want = min(want, o.Length)
-	}
+	_, want := o.Part(e.Size)
 	if want > f.c.Limits.Bytes {
-		return fmt.Errorf("%w: %q has %d bytes", sandbox.ErrTooLarge, p, e.Size)
+		return fmt.Errorf("%w: %q has %d bytes, and one read takes at most %d: read it in ranges", sandbox.ErrTooLarge, p, e.Size, f.c.Limits.Bytes)
 	}
 	if err := begin(i); err != nil {
 		return err

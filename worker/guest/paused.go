@@ -36,7 +36,7 @@ func (f *Files) ReadPaused(ctx context.Context, name string, o sandbox.ReadOptio
 	if !utf8.ValidString(p) {
 		return fmt.Errorf("%w: %q is not UTF-8: it cannot be read while the sandbox is paused", sandbox.ErrFilePath, p)
 	}
-	if o.Offset < 0 || o.Length < -1 {
+	if !o.Valid() {
 		return fmt.Errorf("%w: offset %d and length %d", sandbox.ErrInvalid, o.Offset, o.Length)
 	}
 	if c := path.Clean(p); (c == "/dev" || strings.HasPrefix(c, "/dev/")) && !strings.HasPrefix(c, "/dev/shm/") {
@@ -110,11 +110,8 @@ func nameless(dir string) (*os.File, error) {
 }
 
 func (s *spool) copyPart(w io.Writer, o sandbox.ReadOptions) error {
-	from := min(o.Offset, s.size)
-	n := s.size - from
-	if o.Length >= 0 {
-		n = min(n, o.Length)
-	}
+	from, n := o.Part(s.size)
+	from = min(from, s.size)
 	if s.file == nil {
 		_, err := w.Write(s.buf[from:][:n])
 		return err

@@ -38,12 +38,10 @@ func TestAPausedGuestIsRead(t *testing.T) {
 			_, err := out.Write(b)
 			return err
 		})
-		for _, o := range []sandbox.ReadOptions{{Length: -1}, {Offset: 1, Length: 3}, {Offset: int64(n) / 2, Length: -1}, {Offset: int64(n) + 1, Length: -1}, {Offset: 1<<20 - 1, Length: 2}, {Length: 0}} {
-			from := min(o.Offset, int64(n))
-			to := int64(n)
-			if o.Length >= 0 {
-				to = min(to, from+o.Length)
-			}
+		for _, o := range []sandbox.ReadOptions{{Length: -1}, {Offset: 1, Length: 3}, {Offset: int64(n) / 2, Length: -1}, {Offset: int64(n) + 1, Length: -1}, {Offset: 1<<20 - 1, Length: 2}, {Length: 0}, {Offset: -3, Length: -1}, {Offset: -1 << 40, Length: -1}} {
+			from, to := o.Part(int64(n))
+			from = min(from, int64(n))
+			to += from
 			got, i, err := readPaused(f, "file", o)
 			if err != nil || !bytes.Equal(got, b[from:to]) || i.Size != int64(n) || i.Path != "/w/file" {
 				t.Errorf("%d bytes, %+v: %d read, %+v, %v", n, o, len(got), i, err)

@@ -114,20 +114,22 @@ func (n *Node) Delete(ctx context.Context, id string) (sandbox.End, error) {
 	return *r.Sandbox.End, nil
 }
 
-// running finds a sandbox that commands and files can be used of. Errors:
-// sandbox.ErrUnknown, sandbox.ErrEnded, sandbox.ErrNotReady.
-func (n *Node) running(id string) (*box, error) {
+// running finds a sandbox that commands and files can be used of. Of one that is being
+// ended it waits for the record, so that callers learn how. Errors: sandbox.ErrUnknown,
+// sandbox.ErrEnded, sandbox.ErrNotReady.
+func (n *Node) running(ctx context.Context, id string) (*box, error) {
 	b, err := n.box(id)
 	if err != nil {
 		return nil, err
 	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
+	state, ending := b.state, b.cause != nil
+	b.mu.Unlock()
 	switch {
-	case b.state == sandbox.StateCreating:
-		return nil, fmt.Errorf("%w: %s", sandbox.ErrNotReady, id)
-	case b.state == sandbox.StateEnding, b.state == sandbox.StateEnded, b.cause != nil:
-		return nil, fmt.Errorf("%w: %s is being ended", sandbox.ErrEnded, id)
+	case state == sandbox.StateEnding, state == sandbox.StateEnded, ending:
+		return nil, b.explain(ctx, fmt.Errorf("%w: %s is being ended", sandbox.ErrEnded, id))
+	case state == sandbox.StateCreating:
+		return nil, fmt.Errorf("%w: %s is still being made: its create answers when it runs", sandbox.ErrNotReady, id)
 	}
 	return b, nil
 }
@@ -135,18 +137,20 @@ func (n *Node) running(id string) (*box, error) {
 // explainPatience is for a caller whose call failed as the sandbox ended under it.
 const explainPatience = 5 * time.Second
 
-// explain puts the sandbox's end in the place of what it did to a call.
+// explain puts the sandbox's end in the place of what it did to a call. That it has
+// ended, its caller waits for a moment longer to learn how, also one that only wanted
+// to know what is now.
 func (b *box) explain(ctx context.Context, err error) error {
-	if err == nil || ctx.Err() != nil || typed(err) && !errors.Is(err, sandbox.ErrEnded) {
+	over := errors.Is(err, sandbox.ErrEnded)
+	switch {
+	case err == nil, !over && (ctx.Err() != nil || typed(err)):
 		return err
-	}
-	if errors.Is(err, holder.ErrPaused) {
+	case errors.Is(err, holder.ErrPaused):
 		return fmt.Errorf("%w: %w", sandbox.ErrNotReady, err)
-	}
-	if !errors.Is(err, holder.ErrLost) && !errors.Is(err, sandbox.ErrEnded) {
+	case !over && !errors.Is(err, holder.ErrLost):
 		return fmt.Errorf("%w: %w", sandbox.ErrRuntime, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, explainPatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainPatience)
 	defer cancel()
 	if wait(ctx, b.over) != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrEnded, err)
@@ -175,14 +179,14 @@ func typed(err error) bool {
 
 // SetTTL implements sandbox.Node. The time runs in the clock of this process, which a
 // change of the machine's does not move; the next node goes by the date.
-func (n *Node) SetTTL(_ context.Context, id string, seconds int64) (sandbox.Sandbox, error) {
+func (n *Node) SetTTL(ctx context.Context, id string, seconds int64) (sandbox.Sandbox, error) {
 	if seconds <= 0 || seconds > maxSeconds {
 		return sandbox.Sandbox{}, invalid("ttl_s %d: want 1 to %d", seconds, maxSeconds)
 	}
 	if top := int64(n.c.Max.TTL.Seconds()); top > 0 && seconds > top {
 		return sandbox.Sandbox{}, invalid("ttl_s %d: at most %d", seconds, top)
 	}
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -207,7 +211,7 @@ func (n *Node) SetTTL(_ context.Context, id string, seconds int64) (sandbox.Sand
 
 // SetNetwork implements sandbox.Node.
 func (n *Node) SetNetwork(ctx context.Context, id string, p sandbox.Policy) (sandbox.Network, error) {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return sandbox.Network{}, err
 	}

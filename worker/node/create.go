@@ -297,7 +297,7 @@ func causeOf(err error) cause {
 	}
 	c := cause{Reason: sandbox.ReasonCreateFailed, Message: err.Error()}
 	user := []error{
-		sandbox.ErrInvalid, sandbox.ErrShare, sandbox.ErrUnsupported, worker.ErrCommandNotFound, worker.ErrNotExecutable, worker.ErrPlatform,
+		sandbox.ErrInvalid, sandbox.ErrShare, sandbox.ErrFilePath, sandbox.ErrFileType, sandbox.ErrFileExists, sandbox.ErrTooLarge, sandbox.ErrUnsupported, worker.ErrCommandNotFound, worker.ErrNotExecutable, worker.ErrPlatform,
 	}
 	switch {
 	case errors.Is(err, sandbox.ErrImageVerify):

@@ -20,7 +20,7 @@ const watchAgain = 500 * time.Millisecond
 
 // Exec implements sandbox.Node.
 func (n *Node) Exec(ctx context.Context, id string, e sandbox.ExecSpec) (sandbox.ExecState, error) {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return sandbox.ExecState{}, err
 	}
@@ -197,17 +197,38 @@ const maxOffset = 1 << 62
 
 // WaitExec implements sandbox.Node.
 func (n *Node) WaitExec(ctx context.Context, id, exec string, out, errOut int64) (sandbox.ExecState, error) {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return sandbox.ExecState{}, err
 	}
 	st, err := b.h.WaitExec(ctx, exec, out, errOut)
+	if err == nil {
+		err = b.endedUnder(ctx, st)
+	}
 	return st, b.explain(ctx, err)
+}
+
+// deadPatience is how long after a command's status was lost its sandbox's end may
+// become known.
+const deadPatience = time.Second
+
+// endedUnder is sandbox.ErrEnded for a command that was lost with its sandbox: how that
+// ended, and who is to blame, is what its caller asks.
+func (b *box) endedUnder(ctx context.Context, st sandbox.ExecState) error {
+	if st.State != sandbox.ExecUnknown || st.Reason != sandbox.ExecReasonLost {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadPatience)
+	defer cancel()
+	if wait(ctx, b.dead) != nil {
+		return nil
+	}
+	return fmt.Errorf("%w: under exec %s", sandbox.ErrEnded, st.ID)
 }
 
 // Execs implements sandbox.Node.
 func (n *Node) Execs(ctx context.Context, id string) ([]sandbox.ExecState, error) {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -220,7 +241,7 @@ func (n *Node) Output(ctx context.Context, id, exec, stream string, offset int64
 	if stream != "stdout" && stream != "stderr" || offset < 0 {
 		return 0, invalid("output %q from %d: want stdout or stderr, from 0 on", stream, offset)
 	}
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return 0, err
 	}
@@ -251,7 +272,7 @@ const stdinChunk = 256 << 10
 
 // Stdin implements sandbox.Node.
 func (n *Node) Stdin(ctx context.Context, id, exec string, offset int64, r io.Reader, end bool) (int64, error) {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return 0, err
 	}
@@ -276,7 +297,7 @@ func (n *Node) Stdin(ctx context.Context, id, exec string, offset int64, r io.Re
 
 // Signal implements sandbox.Node.
 func (n *Node) Signal(ctx context.Context, id, exec string, signal int) error {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -290,7 +311,7 @@ func (n *Node) Signal(ctx context.Context, id, exec string, signal int) error {
 
 // Resize implements sandbox.Node.
 func (n *Node) Resize(ctx context.Context, id, exec string, w sandbox.Window) error {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func (b *box) newFiles() *guest.Files {
 
 // withFiles calls fn with a sandbox's files. It counts as use.
 func (n *Node) withFiles(ctx context.Context, id string, fn func(b *box, f *guest.Files) error) error {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return err
 	}

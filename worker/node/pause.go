@@ -13,10 +13,11 @@ import (
 // retryPause is when a pause may be tried again that a running command forbids.
 const retryPause = time.Second
 
-// Pause implements sandbox.Node. While a tool exec runs it is a *sandbox.Busy: what
+// Pause implements sandbox.Node. While a tool exec or a file call runs it is a
+// *sandbox.Busy of sandbox.ErrNotReady: what
 // counts the guest's own time must not see it stand still.
 func (n *Node) Pause(ctx context.Context, id string) error {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -24,7 +25,7 @@ func (n *Node) Pause(ctx context.Context, id string) error {
 	defer b.pausing.Unlock()
 	err = b.hold(byCall)
 	if errors.Is(err, holder.ErrBusy) {
-		return fmt.Errorf("%w: %w", &sandbox.Busy{Err: sandbox.ErrRate, What: "pause", RetryAfter: retryPause}, err)
+		return &sandbox.Busy{Err: sandbox.ErrNotReady, What: err.Error() + ": try again when that is over", RetryAfter: retryPause}
 	}
 	if err != nil {
 		return b.explain(ctx, err)
@@ -35,7 +36,7 @@ func (n *Node) Pause(ctx context.Context, id string) error {
 
 // Resume implements sandbox.Node.
 func (n *Node) Resume(ctx context.Context, id string) error {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -72,7 +73,7 @@ func (b *box) notePause(paused bool) bool {
 
 // Usage implements sandbox.Node. It does not wake a paused sandbox.
 func (n *Node) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
-	b, err := n.running(id)
+	b, err := n.running(ctx, id)
 	if err != nil {
 		return sandbox.Usage{}, err
 	}

@@ -11,7 +11,7 @@ var (
 	ErrInvalid      = errors.New("invalid request")
 	ErrUnknown      = errors.New("no such sandbox")
 	ErrEnded        = errors.New("the sandbox has ended") // see EndedError
-	ErrNotReady     = errors.New("the sandbox is not running yet")
+	ErrNotReady     = errors.New("the sandbox is not ready for that")
 	ErrKeyConflict  = errors.New("the idempotency key was used with another body")
 	ErrExecUnknown  = errors.New("no such exec")
 	ErrExecConflict = errors.New("the exec id was used with another command")
@@ -51,10 +51,11 @@ func (e *EndedError) Error() string {
 // Is makes it ErrEnded.
 func (e *EndedError) Is(target error) bool { return target == ErrEnded }
 
-// Busy is a refusal that says when to come again. Err is ErrCapacity or ErrRate.
+// Busy is a refusal that says when to come again. Err is ErrCapacity, ErrRate or
+// ErrNotReady.
 type Busy struct {
 	Err        error
-	What       string // memory, disk, pids, sandboxes, creates
+	What       string // memory, disk, pids, sandboxes, creates, or a sentence
 	RetryAfter time.Duration
 }
 

@@ -66,8 +66,24 @@ const (
 
 // ReadOptions choose a part of a file.
 type ReadOptions struct {
-	Offset int64
+	Offset int64 // a negative one counts from the end, with a Length of -1
 	Length int64 // -1 is all
+}
+
+// Valid reports whether the options can be of a file.
+func (o ReadOptions) Valid() bool { return o.Length >= -1 && (o.Offset >= 0 || o.Length == -1) }
+
+// Part is what the options choose of a file of so many bytes.
+func (o ReadOptions) Part(size int64) (offset, n int64) {
+	offset = o.Offset
+	if offset < 0 {
+		offset = max(size+offset, 0)
+	}
+	n = max(size-offset, 0)
+	if o.Length >= 0 {
+		n = min(n, o.Length)
+	}
+	return offset, n
 }
 
 // WriteOptions say what a written file is to be.

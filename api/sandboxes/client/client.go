@@ -126,10 +126,15 @@ func readError(resp *http.Response) error {
 	if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {
 		e.RetryAfter = time.Duration(s) * time.Second
 	}
-	if e.End != nil {
-		return &endedError{e, &sandbox.EndedError{ID: e.SandboxID, End: *e.End}}
+	return withEnd(e)
+}
+
+// withEnd makes an answer with a record an error that has it.
+func withEnd(e *sandboxes.Error) error {
+	if e.End == nil {
+		return e
 	}
-	return e
+	return &endedError{e, &sandbox.EndedError{ID: e.SandboxID, End: *e.End}}
 }
 
 // endedError is an *Error that has a record.

@@ -40,7 +40,7 @@ func (c *Client) Execs(ctx context.Context, id string) ([]sandbox.ExecState, err
 
 // Follow copies the outputs of an exec from offsets on until it has ended, and returns
 // its state. When the connection is lost, the offsets say where to go on; Errors:
-// ErrCutOff.
+// ErrCutOff, and sandbox.ErrEnded when the sandbox ends under it.
 func (c *Client) Follow(ctx context.Context, id, exec string, out, errOff *int64, stdout, stderr io.Writer) (sandbox.ExecState, error) {
 	q := url.Values{"stdout": {strconv.FormatInt(*out, 10)}, "stderr": {strconv.FormatInt(*errOff, 10)}}
 	resp, err := c.do(ctx, request{method: http.MethodGet, path: at(id, "exec", exec, "stream"), query: q})
@@ -69,7 +69,7 @@ func (c *Client) Follow(ctx context.Context, id, exec string, out, errOff *int64
 			if f.Error == nil {
 				return sandbox.ExecState{}, ErrCutOff
 			}
-			return sandbox.ExecState{}, f.Error
+			return sandbox.ExecState{}, withEnd(f.Error)
 		}
 		if err != nil {
 			return sandbox.ExecState{}, err

@@ -20,6 +20,9 @@ import (
 func (c *Client) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOptions, w io.Writer) (sandbox.FileInfo, error) {
 	var fi sandbox.FileInfo
 	r := request{method: http.MethodGet, path: at(id, "files"), query: url.Values{"path": {path}}}
+	if o.Offset < 0 {
+		r.header = map[string]string{"Range": fmt.Sprintf("bytes=%d", o.Offset)}
+	}
 	if o.Offset > 0 || o.Length > 0 {
 		last := ""
 		if o.Length > 0 {

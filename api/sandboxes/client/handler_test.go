@@ -128,9 +128,11 @@ func (n *fakeNode) ReadFile(_ context.Context, _, path string, o sandbox.ReadOpt
 	if err := begin(sandbox.FileInfo{Path: path, Size: int64(len(b))}); err != nil {
 		return err
 	}
-	b = b[o.Offset:]
-	if o.Length >= 0 {
-		b = b[:min(o.Length, int64(len(b)))]
+	off, size := o.Part(int64(len(b)))
+	if size == 0 {
+		b = nil
+	} else {
+		b = b[off:][:size]
 	}
 	if strings.HasPrefix(path, growing) {
 		b = append(bytes.Clone(b), 'x')
@@ -227,6 +229,11 @@ func TestRefusalsKeepTheirMeaning(t *testing.T) {
 	_, err := c.Create(t.Context(), sandbox.Spec{Image: "x"}, "k")
 	var e *sandboxes.Error
 	if !errors.Is(err, sandbox.ErrCapacity) || !errors.As(err, &e) || e.RetryAfter != 2*time.Second || !e.Retryable || e.RequestID == "" {
+		t.Errorf("got %#v", err)
+	}
+	n.err = &sandbox.Busy{Err: sandbox.ErrNotReady, What: "a tool exec runs", RetryAfter: time.Second}
+	_, err = c.Get(t.Context(), "s1")
+	if !errors.Is(err, sandbox.ErrNotReady) || !errors.As(err, &e) || e.Status != http.StatusConflict || e.RetryAfter != time.Second || !e.Retryable {
 		t.Errorf("got %#v", err)
 	}
 	n.err = &sandbox.EndedError{ID: "s1", End: sandbox.End{Reason: sandbox.ReasonOOM, Blame: sandbox.BlameAgent}}
@@ -338,6 +345,10 @@ func TestFilesCrossByteForByte(t *testing.T) {
 		if _, err := c.ReadFile(t.Context(), "s1", path, sandbox.ReadOptions{Offset: 1, Length: int64(size) - 2}, &got); err != nil || !bytes.Equal(got.Bytes(), want[1:size-1]) {
 			t.Errorf("a range of %d bytes: got %d, %v", size, got.Len(), err)
 		}
+		got.Reset()
+		if _, err := c.ReadFile(t.Context(), "s1", path, sandbox.ReadOptions{Offset: -2, Length: -1}, &got); err != nil || !bytes.Equal(got.Bytes(), want[size-2:]) {
+			t.Errorf("the end of %d bytes: got %d, %v", size, got.Len(), err)
+		}
 		n.files[growing+path] = want
 		if _, err := c.ReadFile(t.Context(), "s1", growing+path, sandbox.ReadOptions{Length: -1}, io.Discard); err == nil {
 			t.Errorf("a file of %d bytes that grows under the reader is read without an error", size)
@@ -373,6 +384,11 @@ func TestRequestsAreRefusedByType(t *testing.T) {
 		"unknown route":          {"GET", "/v1/nothing", "", 404, "no_route"},
 		"another method":         {"PATCH", "/v1/sandboxes", "", 405, "method_not_allowed"},
 		"unknown field":          {"POST", "/v1/sandboxes", `{"imag":"x"}`, 400, "invalid_argument"},
+		"a field in other case":  {"POST", "/v1/sandboxes", `{"Image":"x"}`, 400, "invalid_argument"},
+		"a field twice":          {"POST", "/v1/sandboxes", `{"image":"x","image":"x"}`, 400, "invalid_argument"},
+		"a label twice":          {"POST", "/v1/sandboxes", `{"image":"x","labels":{"a":"1","a":"2"}}`, 400, "invalid_argument"},
+		"half a character":       {"POST", "/v1/sandboxes", `{"image":"\ud800"}`, 400, "invalid_argument"},
+		"an exec's in a case":    {"POST", "/v1/sandboxes/s/exec", `{"exec_id":"e","ARGV":["x"]}`, 400, "invalid_argument"},
 		"two documents":          {"POST", "/v1/sandboxes", `{} {}`, 400, "invalid_argument"},
 		"no JSON":                {"POST", "/v1/sandboxes", `x`, 400, "invalid_argument"},
 		"a body beyond all":      {"POST", "/v1/sandboxes", `{"image":"` + strings.Repeat("a", sandboxes.MaxBody) + `"}`, 413, "payload_too_large"},
@@ -407,5 +423,40 @@ func TestRequestsAreRefusedByType(t *testing.T) {
 				t.Errorf("got %d %s (%v), want %d %s", resp.StatusCode, raw, err, tt.status, tt.code)
 			}
 		})
+	}
+}
+
+func TestRangesAreServedOrRefusedByType(t *testing.T) {
+	n := newFake()
+	n.files["/ten"], n.files["/none"] = []byte("0123456789"), nil
+	url := serve(t, n)
+	for text, want := range map[string]struct {
+		path   string
+		status int
+		body   string
+		part   string
+	}{
+		"bytes=2-4": {"/ten", 206, "234", "bytes 2-4/10"}, "bytes=8-": {"/ten", 206, "89", "bytes 8-9/10"}, "bytes=8-99": {"/ten", 206, "89", "bytes 8-9/10"}, "bytes=-3": {"/ten", 206, "789", "bytes 7-9/10"},
+		"bytes=-99": {"/ten", 206, "0123456789", "bytes 0-9/10"}, "bytes=10-": {"/ten", 416, "", "bytes */10"}, "bytes=-5": {"/none", 416, "", "bytes */0"},
+		"bytes=-0": {"/ten", 416, "", ""}, "bytes=0-1,3-4": {"/ten", 416, "", ""}, "bytes=0-1,-1": {"/ten", 416, "", ""}, "bytes=4-2": {"/ten", 400, "", ""}, "bytes=-": {"/ten", 400, "", ""}, "lines=1-2": {"/ten", 400, "", ""},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/v1/sandboxes/s/files?path="+want.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer run")
+		req.Header.Set("Range", text)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != want.status || want.status == 206 && string(b) != want.body || resp.Header.Get("Content-Range") != want.part {
+			t.Errorf("%s of %s: %d %q %q, %v", text, want.path, resp.StatusCode, resp.Header.Get("Content-Range"), b, err)
+		}
+		if want.status == 416 && !strings.Contains(string(b), "range_not_satisfiable") {
+			t.Errorf("%s: %s", text, b)
+		}
 	}
 }

@@ -100,7 +100,8 @@ func DecodeRequest(p []byte) (Request, error) {
 	if err := c.end(); err != nil {
 		return Request{}, err
 	}
-	if q.Op < OpStat || q.Op > lastOp || q.Flags&^allFlags != 0 || q.Mode&^0o7777 != 0 || q.Offset < 0 || q.Length < -1 ||
+	if q.Op < OpStat || q.Op > lastOp || q.Flags&^allFlags != 0 || q.Mode&^0o7777 != 0 || q.Length < -1 ||
+		q.Offset < 0 && (q.Op != OpRead || q.Length != -1) ||
 		q.MaxBytes < 0 || q.Path == "" || q.Path[0] != '/' {
 		return Request{}, ErrFrame
 	}

@@ -74,7 +74,7 @@ type Request struct {
 	Flags    uint32
 	Mode     uint32 // permission bits
 	UID, GID uint32 // of what is made
-	Offset   int64
+	Offset   int64  // of OpRead: negative from the end, with a Length of -1
 	Length   int64  // -1 is to the end
 	Depth    uint32 // of a list
 	MaxCount uint64 // entries at most
