@@ -5,8 +5,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -181,4 +184,54 @@ func TestTwoSharesAreNotAtOneTarget(t *testing.T) {
 	}
 	_, err = c.Delete(t.Context(), sb.ID)
 	check(t, err)
+}
+
+// TestWhatIsKeptOfASandboxIsBounded has commands write more than their sandbox may keep
+// on the worker's disk, whatever each of them may.
+func TestWhatIsKeptOfASandboxIsBounded(t *testing.T) {
+	r := newWorkerRig(t, "debian")
+	c := r.client()
+	ctx := t.Context()
+	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task", MemoryMB: 128, DiskMB: 64, OutputMB: 1}, "")
+	check(t, err)
+	const each, all = 600 << 10, 10 << 20
+	say := func(id string, n int) sandbox.ExecState {
+		a, err := c.Exec(ctx, sb.ID, sandboxes.ExecRequest{ExecSpec: sandbox.ExecSpec{ID: id, Shell: fmt.Sprintf("head -c %d /dev/zero", n), MaxOutput: 1 << 30}})
+		check(t, err)
+		return a.ExecState
+	}
+	for _, id := range []string{"a", "b", "c"} {
+		if st := say(id, each); st.Stdout.Kept != each || st.Stdout.Dropped != 0 {
+			t.Errorf("%s: %+v", id, st.Stdout)
+		}
+	}
+	if st, err := c.ExecState(ctx, sb.ID, "a", 0); err != nil || st.Stdout.Kept != 0 || st.Stdout.Dropped != each || st.Stdout.DroppedBy != sandbox.DroppedOld || *st.ExitCode != 0 {
+		t.Errorf("the first, forgotten: %+v, %v", st, err)
+	}
+	st := say("large", all)
+	if o := st.Stdout; o.Kept == 0 || o.Kept > 1<<20 || o.Kept+o.Dropped != all || o.DroppedBy != sandbox.DroppedSandbox {
+		t.Errorf("a large one: %+v", o)
+	}
+	var kept int64
+	check(t, filepath.WalkDir(r.path("w", "node", sb.ID, "exec"), func(path string, e fs.DirEntry, err error) error {
+		if err == nil {
+			var info fs.FileInfo
+			if info, err = e.Info(); err == nil {
+				kept += info.Size()
+			}
+		}
+		return err
+	}))
+	if kept > 1<<20 {
+		t.Errorf("%d bytes are on the worker's disk", kept)
+	}
+	cmd := exec.Command(r.path("bin", "quarry"), "logs", "--worker-dir", r.path("w"), sb.ID, "large")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	if out, err := cmd.Output(); err != nil || int64(len(out)) != st.Stdout.Kept || !strings.Contains(stderr.String(), "--output-mb") {
+		t.Errorf("logs: %d bytes, %v, %q", len(out), err, stderr.String())
+	}
+	_, err = c.Delete(ctx, sb.ID)
+	check(t, err)
+	r.nothingLeftOf()
 }

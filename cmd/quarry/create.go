@@ -56,6 +56,7 @@ after IMAGE are the sandbox's first process, with which it ends; without them th
 	f.StringVarP(&o.spec.User, "user", "u", "", "USER[:GROUP], names or numbers, looked up in the image")
 	f.Var(&o.memory, "mem", "memory limit, such as 512M or 4G")
 	f.Float64Var(&o.cpus, "cpus", 0, "processors, such as 1.5")
+	f.Int64Var(&o.spec.OutputMB, "output-mb", 0, "MiB that are kept of the output of its execs together")
 	f.Int64Var(&o.spec.DiskMB, "disk-mb", 0, "MiB that it may write")
 	f.Int64Var(&o.spec.PIDs, "pids", 0, "processes and threads")
 	f.DurationVar(&o.ttl, "ttl", 0, "end it after this time")

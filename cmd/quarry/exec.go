@@ -141,13 +141,39 @@ func runExec(ctx context.Context, o execOptions, stdin io.Reader, stdout, stderr
 	if err != nil {
 		return err
 	}
-	if dropped := st.Stdout.Dropped + st.Stderr.Dropped; dropped > 0 {
-		fmt.Fprintf(stderr, "quarry: %d bytes of output came after what is kept, and are lost: --max-output BYTES keeps more of each stream\n", dropped)
-	}
+	lost := tellDropped(st, stderr)
 	if st.Message != "" {
 		fmt.Fprintf(stderr, "quarry: %s\n", oneLine(st.Message))
 	}
-	return execStatus(st)
+	if err := execStatus(st); err != nil || lost == nil {
+		return err
+	}
+	return lost
+}
+
+// tellDropped says which output is lost, and why. It returns an error when that is
+// the node's doing: such a command is not as good as its exit status says.
+func tellDropped(st sandbox.ExecState, stderr io.Writer) (lost error) {
+	for _, s := range []struct {
+		name string
+		sandbox.Output
+	}{{"stdout", st.Stdout}, {"stderr", st.Stderr}} {
+		if s.Dropped == 0 {
+			continue
+		}
+		why := "came after what is kept: --max-output BYTES keeps more of each stream"
+		switch s.DroppedBy {
+		case sandbox.DroppedSandbox:
+			why = "came after what is kept of all commands of the sandbox: --output-mb at its create keeps more"
+		case sandbox.DroppedOld:
+			why = "were kept until later commands needed the room: --output-mb at the sandbox's create keeps more"
+		case sandbox.DroppedDisk:
+			why = "could not be written by the node: " + oneLine(s.Error)
+			lost = fmt.Errorf("output of the command was lost by the node: %s", oneLine(s.Error))
+		}
+		fmt.Fprintf(stderr, "quarry: %d bytes of %s are lost, they %s\n", s.Dropped, s.name, why)
+	}
+	return lost
 }
 
 // execStatus is the exit code of exec for how a command ended.

@@ -67,8 +67,8 @@ func runLogs(ctx context.Context, node nodeTarget, id, exec string, follow bool,
 		return err
 	}
 	st, err := c.ExecState(ctx, id, exec, 0)
-	if dropped := st.Stdout.Dropped + st.Stderr.Dropped; err == nil && dropped > 0 {
-		fmt.Fprintf(stderr, "quarry: %d bytes more came after what is kept (--max-output)\n", dropped)
+	if err != nil {
+		return err
 	}
-	return err
+	return tellDropped(st, stderr)
 }

@@ -73,6 +73,7 @@ exec, logs, cp and stats use it.`,
 	f.Var(&o.disk, "disk", "disk that the limits of sandboxes may add up to (default nine tenths of what is free)")
 	f.Int64Var(&o.node.PIDs, "pids", 0, "processes that the limits of sandboxes may add up to (default seven eighths of what the machine can have)")
 	f.Int64Var(&o.node.Default.MemoryMB, "default-memory-mb", 0, "MiB of a sandbox that does not say (default 1024)")
+	f.Int64Var(&o.node.Default.OutputMB, "default-output-mb", 0, "MiB that are kept of the output of a sandbox's execs together, when it does not say (default a quarter of its disk, 16 to 256); counted against --disk too")
 	f.Int64Var(&o.node.Default.DiskMB, "default-disk-mb", 0, "MiB that a sandbox may write that does not say (default 4096)")
 	f.StringVar(&o.node.CgroupParent, "cgroup", "", "control group, below /sys/fs/cgroup, that the sandboxes' are made in (default /quarry)")
 	f.StringArrayVar(&o.shares, "share", nil, "NAME=DIR: a folder of this machine whose files may be given to sandboxes, read-only; may be repeated")

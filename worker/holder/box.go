@@ -35,6 +35,8 @@ type box struct {
 	sentry    *sentry.Client
 	socket    string // the Sentry's
 	gate      gate
+	unwritten sync.Once // says that execs are not recorded
+	room      room
 	tasks     sync.WaitGroup   // everything that follows the sandbox
 	init      []*stream        // outputs of the first process
 	initEnds  map[int]*os.File // its streams, for who is restored
@@ -48,7 +50,9 @@ type box struct {
 	asleep     chan struct{}      // closed when the Sentry of a nap is gone
 	unwanted   context.CancelFunc // ends a restore under way
 	execs      map[string]*execution
-	order      []*execution
+	past       map[idSum]struct{} // ids of execs that are forgotten
+	order      []*execution       // of execs, as they were started; never changed in place
+	begun      int64              // execs that were started
 	sessions   map[string]*place
 	running    int
 	tools      int
@@ -75,19 +79,22 @@ type config struct {
 	Runsc      []string `json:"runsc"`
 	Entrypoint bool     `json:"entrypoint"`
 	MaxOutput  int64    `json:"max_output_bytes"`
+	MaxKept    int64    `json:"max_kept_bytes"`
 }
 
 const (
-	configFormat = "quarry-holder-config/1"
+	configFormat = "quarry-holder-config/2"
 	maxConfig    = 64 << 10
 	// maxInitOutput is kept of each stream of the first process.
 	maxInitOutput = 1 << 20
 )
 
 func newBox(c config, log *slog.Logger, keep *os.File) *box {
+	kept := cmp.Or(c.MaxKept, DefaultKept)
 	return &box{
 		dir: c.Dir, id: c.ID, maxOutput: cmp.Or(c.MaxOutput, DefaultMaxOutput), log: log, keep: keep,
-		runsc: c.Runsc, execs: map[string]*execution{}, ended: make(chan struct{}),
+		runsc: c.Runsc, execs: map[string]*execution{}, past: map[idSum]struct{}{}, ended: make(chan struct{}),
+		room: room{left: kept - kept/journalPart},
 	}
 }
 
@@ -375,7 +382,7 @@ func (b *box) current() State {
 	s := b.state
 	s.Paused, s.Pauses, s.PausedFor = isPaused, b.pauses, paused.Milliseconds()
 	s.Hibernated = b.nap == napAsleep
-	s.Execs, s.Running, s.Tools = int64(len(b.order)), b.running, b.tools
+	s.Execs, s.Running, s.Tools = b.begun, b.running, b.tools
 	order := b.order
 	select {
 	case <-b.ended:

@@ -133,6 +133,7 @@ func (b *box) exec(ctx context.Context, s sandbox.ExecSpec, p Process) (sandbox.
 		return sandbox.ExecState{}, err
 	}
 	defer b.gate.leave()
+	b.retire()
 	x, made, err := b.enter(s)
 	if err != nil {
 		return sandbox.ExecState{}, err
@@ -162,12 +163,15 @@ func (b *box) enter(s sandbox.ExecSpec) (x *execution, made bool, err error) {
 		}
 		return x, false, nil
 	}
+	_, was := b.past[sumOf(s.ID)]
 	switch {
+	case was:
+		return nil, false, fmt.Errorf("%w: %s, and how is forgotten: of the execs of a sandbox the last %d are known", sandbox.ErrExecEnded, s.ID, keptExecs)
 	case b.over:
 		return nil, false, sandbox.ErrEnded
 	case b.isPaused:
 		return nil, false, ErrPaused
-	case len(b.execs) >= MaxExecs:
+	case b.begun >= MaxExecs:
 		return nil, false, fmt.Errorf("%w: a sandbox has at most %d execs", sandbox.ErrInvalid, MaxExecs)
 	case b.running >= MaxRunning:
 		return nil, false, fmt.Errorf("%w: %d execs run", sandbox.ErrCapacity, b.running)
@@ -176,12 +180,13 @@ func (b *box) enter(s sandbox.ExecSpec) (x *execution, made bool, err error) {
 		return nil, false, err
 	}
 	role := cmp.Or(s.Role, sandbox.ExecTool)
-	x = &execution{box: b, number: int64(len(b.order) + 1), sum: sum, spec: s, started: make(chan struct{}), gone: make(chan struct{}), ended: make(chan struct{})}
+	x = &execution{box: b, number: b.begun + 1, sum: sum, spec: s, started: make(chan struct{}), gone: make(chan struct{}), ended: make(chan struct{})}
 	// What may be large is not kept: a sandbox may have many execs.
 	x.spec.Stdin, x.spec.Argv, x.spec.Env, x.spec.Shell = nil, nil, nil, ""
 	x.state = sandbox.ExecState{ID: s.ID, State: sandbox.ExecStarting, Role: role, Started: time.Now().UTC().Round(0)}
 	b.execs[s.ID] = x
 	b.order = append(b.order, x)
+	b.begun++
 	b.running++
 	if role == sandbox.ExecTool {
 		b.tools++
@@ -193,7 +198,9 @@ func (b *box) enter(s sandbox.ExecSpec) (x *execution, made bool, err error) {
 // holder itself still knows.
 func (x *execution) journal(st sandbox.ExecState) {
 	if err := x.box.journal.add(execRecord{execFormat, x.number, x.sum, st}); err != nil {
-		x.box.log.Warn("exec not recorded", "exec", st.ID, "err", err)
+		x.box.unwritten.Do(func() { // the log has no bound of its own
+			x.box.log.Warn("execs are not recorded", "exec", st.ID, "err", err)
+		})
 	}
 }
 
@@ -246,7 +253,7 @@ func (x *execution) streams(s sandbox.ExecSpec) (guest map[int]*os.File, err err
 			return nil, err
 		}
 		x.terminal = master
-		x.out, x.err = newStream(filepath.Join(dir, "stdout"), limit, master, x.changed), closedStream()
+		x.out, x.err = x.newStream(filepath.Join(dir, "stdout"), limit, master), closedStream()
 		x.stdin = newInput(master, x)
 		return map[int]*os.File{0: end, 1: end, 2: end}, nil
 	}
@@ -271,7 +278,7 @@ func (x *execution) streams(s sandbox.ExecSpec) (guest map[int]*os.File, err err
 			return nil, err
 		}
 		guest[fd] = write
-		*to = newStream(filepath.Join(dir, []string{1: "stdout", 2: "stderr"}[fd]), limit, read, x.changed)
+		*to = x.newStream(filepath.Join(dir, []string{1: "stdout", 2: "stderr"}[fd]), limit, read)
 	}
 	return guest, nil
 }
@@ -388,6 +395,7 @@ func (x *execution) finish(change func(*sandbox.ExecState)) {
 	x.journal(st)
 	x.changed()
 	x.box.left(x)
+	x.box.room.offer(x)
 	close(x.ended)
 	if !began {
 		close(x.started)

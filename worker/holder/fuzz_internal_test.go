@@ -64,7 +64,7 @@ func FuzzJournal(f *testing.F) {
 // A line that did not fit spoils no other.
 func TestATornJournal(t *testing.T) {
 	dir := t.TempDir()
-	j, err := openJournal(dir)
+	j, err := openJournal(dir, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}

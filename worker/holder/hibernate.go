@@ -97,7 +97,7 @@ func (b *box) hibernate(ctx context.Context) (int64, error) {
 // mayHibernate says why not, or that it is done already.
 func (b *box) mayHibernate(ctx context.Context) (done bool, err error) {
 	b.mu.Lock()
-	over, isPaused, asleep, busy, pid, execs := b.over, b.isPaused, b.nap == napAsleep, b.running+b.helpers, b.sentryPID, len(b.order)
+	over, isPaused, asleep, busy, pid, execs := b.over, b.isPaused, b.nap == napAsleep, b.running+b.helpers, b.sentryPID, b.begun
 	b.mu.Unlock()
 	switch {
 	case over:

@@ -70,6 +70,10 @@ type Config struct {
 	Keep *os.File
 	// MaxOutput is kept of each stream of an exec that names no limit; 0 is 16 MiB.
 	MaxOutput int64
+	// MaxKept is what the output and the journal of all execs may take of the disk: at
+	// least MinKept, 0 is DefaultKept. Beyond it the output of the exec that ended first
+	// is forgotten, and then what comes is dropped.
+	MaxKept int64
 }
 
 // Process says as whom and where a command runs, as the node has looked it up.
@@ -141,7 +145,8 @@ const (
 	DefaultMaxOutput = 16 << 20
 	// MaxOutput is the most that can be kept of a stream.
 	MaxOutput = 1 << 30
-	// MaxExecs is how many execs a sandbox may have in its life: each has a folder.
+	// MaxExecs is how many execs a sandbox may have in its life: their ids are known to
+	// its end, in 16 bytes each.
 	MaxExecs = 100_000
 	// MaxRunning is how many may run at once: each has two pipes.
 	MaxRunning = 256

@@ -2,6 +2,7 @@ package holder
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,7 +51,7 @@ func Main(stdin, stdout *os.File, log *slog.Logger) error {
 		return fmt.Errorf("config: %w", err)
 	}
 	b := newBox(c, log, keptFile())
-	if b.journal, err = openJournal(c.Dir); err != nil {
+	if b.journal, err = openJournal(c.Dir, cmp.Or(c.MaxKept, DefaultKept)/journalPart); err != nil {
 		return say(stdout, refuse(err), started{})
 	}
 	if b.score, err = readBounded(oomScore); err != nil {

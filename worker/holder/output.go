@@ -29,6 +29,7 @@ const stragglers = time.Second
 type stream struct {
 	path    string
 	limit   int64
+	room    *room // nil is without a bound but limit
 	changed func()
 	from    *os.File // the pipe's or the terminal's end, not blocking
 
@@ -37,13 +38,21 @@ type stream struct {
 
 	mu      sync.Mutex // guards what follows
 	out     sandbox.Output
-	full    bool // the file takes no more
-	leaving bool // the command has ended
+	charged int64 // what it has of the room
+	full    bool  // something was dropped, and so is all that follows
+	leaving bool  // the command has ended
 }
 
 // newStream returns the stream of a pipe; drain reads it.
 func newStream(path string, limit int64, from *os.File, changed func()) *stream {
 	return &stream{path: path, limit: limit, from: from, changed: changed, done: make(chan struct{})}
+}
+
+// newStream returns a stream of the exec.
+func (x *execution) newStream(path string, limit int64, from *os.File) *stream {
+	s := newStream(path, limit, from, x.changed)
+	s.room = &x.box.room
+	return s
 }
 
 // closedStream is one that nothing comes from.
@@ -192,23 +201,62 @@ func (s *stream) keep(w *lazyFile, b []byte) {
 	if len(b) == 0 {
 		return
 	}
-	s.mu.Lock()
-	room := s.limit - s.out.Kept
-	if s.full {
-		room = 0
-	}
-	s.mu.Unlock()
-	kept := int(min(room, int64(len(b))))
+	kept, why := s.reserve(int64(len(b)))
 	var err error
 	if kept > 0 {
-		kept, err = w.write(b[:kept])
+		var n int
+		n, err = w.write(b[:kept])
+		kept = int64(n)
 	}
 	s.mu.Lock()
-	s.out.Kept += int64(kept)
-	s.out.Dropped += int64(len(b) - kept)
-	s.full = s.full || err != nil
+	s.out.Kept += kept
+	s.out.Dropped += int64(len(b)) - kept
+	if err != nil {
+		why, s.out.Error = sandbox.DroppedDisk, plain(err.Error())
+	}
+	if kept < int64(len(b)) {
+		s.full, s.out.DroppedBy = true, why // what is kept has no holes
+	}
 	s.mu.Unlock()
 	s.changed()
+}
+
+// reserve returns how many of n bytes may be kept, and why not all of them. A stream
+// takes whole blocks of the room, and one for its name and its part of the folder.
+func (s *stream) reserve(n int64) (may int64, why string) {
+	s.mu.Lock()
+	kept, full, charged, why := s.out.Kept, s.full, s.charged, s.out.DroppedBy
+	s.mu.Unlock()
+	if full {
+		return 0, why
+	}
+	if may = min(n, s.limit-kept); may < n {
+		why = sandbox.DroppedLimit
+	}
+	if s.room == nil || may <= 0 {
+		return may, why
+	}
+	if need := (kept+may+block-1)/block*block + block - charged; need > 0 {
+		charged += s.room.take(need)
+		s.mu.Lock()
+		s.charged = charged
+		s.mu.Unlock()
+	}
+	if there := max(0, charged-block-kept); there < may {
+		may, why = there, sandbox.DroppedSandbox
+	}
+	return may, why
+}
+
+// forget counts what is kept as dropped, and returns what it had of the room.
+func (s *stream) forget() (freed int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.out.Kept > 0 {
+		s.out.Dropped, s.out.Kept, s.out.DroppedBy = s.out.Dropped+s.out.Kept, 0, sandbox.DroppedOld
+	}
+	freed, s.charged = s.charged, 0
+	return freed
 }
 
 // discard reads what processes that outlive their command write, so that they are

@@ -124,7 +124,7 @@ func (b *box) finish(end Ended) {
 	paused, _ := b.pauseState()
 	b.mu.Lock()
 	end.Killed, end.Init, end.At = b.killed, b.initStatus, time.Now().UTC().Round(0)
-	end.Pauses, end.PausedFor, end.Execs = b.pauses, paused.Milliseconds(), int64(len(b.order))
+	end.Pauses, end.PausedFor, end.Execs = b.pauses, paused.Milliseconds(), b.begun
 	end.NotRestored = b.nap == napWaking && !b.killed
 	if end.Message = b.reason; end.Message != "" {
 		end.Init = nil // it did not end by itself
@@ -173,6 +173,9 @@ func (b *box) find(id string) (*execution, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	x := b.execs[id]
+	if _, was := b.past[sumOf(id)]; was && x == nil {
+		return nil, fmt.Errorf("%w any more: %s has ended, and of the execs of a sandbox the last %d are known", sandbox.ErrExecUnknown, id, keptExecs)
+	}
 	if x == nil {
 		return nil, fmt.Errorf("%w: %s", sandbox.ErrExecUnknown, id[:min(len(id), maxExecID)])
 	}

@@ -167,14 +167,18 @@ func ReadEnded(dir string) (Ended, error) {
 type journal struct {
 	mu   sync.Mutex // guards what follows
 	f    *os.File
-	torn bool // the last line is not whole
+	left int64 // what more it may have
+	torn bool  // the last line is not whole
 }
+
+// errJournalFull says that an exec has no line because there were so many.
+var errJournalFull = errors.New("the journal of execs has all that it may have")
 
 func journalPath(dir string) string { return filepath.Join(dir, "execs") }
 
-func openJournal(dir string) (*journal, error) {
+func openJournal(dir string, most int64) (*journal, error) {
 	f, err := os.OpenFile(journalPath(dir), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
-	return &journal{f: f}, err
+	return &journal{f: f, left: most}, err
 }
 
 func (j *journal) add(r execRecord) error {
@@ -184,7 +188,11 @@ func (j *journal) add(r execRecord) error {
 	if j.torn {
 		line = append([]byte("\n"), line...)
 	}
+	if int64(len(line)) > j.left {
+		return errJournalFull
+	}
 	n, err := j.f.Write(line)
+	j.left -= int64(max(n, 0))
 	if n > 0 {
 		j.torn = n < len(line)
 	}

@@ -109,6 +109,9 @@ func spawn(c Config) (cmd *exec.Cmd, stdin, stdout *os.File, err error) {
 	if c.MaxOutput < 0 || c.MaxOutput > MaxOutput {
 		return nil, nil, nil, fmt.Errorf("a stream cannot keep %d bytes, at most %d", c.MaxOutput, MaxOutput)
 	}
+	if c.MaxKept != 0 && c.MaxKept < MinKept {
+		return nil, nil, nil, fmt.Errorf("a sandbox cannot keep %d bytes of output, at least %d", c.MaxKept, MinKept)
+	}
 	log, err := os.OpenFile(logPath(c.Dir), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, nil, nil, err
@@ -149,7 +152,7 @@ func spawn(c Config) (cmd *exec.Cmd, stdin, stdout *os.File, err error) {
 	}
 	in.Close()
 	out.Close()
-	line := append(marshal(config{configFormat, c.Dir, c.ID, c.Runsc, c.Entrypoint, c.MaxOutput}), '\n')
+	line := append(marshal(config{configFormat, c.Dir, c.ID, c.Runsc, c.Entrypoint, c.MaxOutput, c.MaxKept}), '\n')
 	if len(line) > maxConfig {
 		line = nil // the holder says that it had no config
 	}

@@ -21,7 +21,7 @@ type amount struct {
 }
 
 func amountOf(s sandbox.Spec) amount {
-	return amount{sandboxes: 1, memory: s.MemoryRequest << 20, disk: s.DiskMB << 20, pids: s.PIDs}
+	return amount{sandboxes: 1, memory: s.MemoryRequest << 20, disk: (s.DiskMB + s.OutputMB) << 20, pids: s.PIDs}
 }
 
 // hostPIDs is the host's limit for a guest's. Each thread of the guest may have one on
@@ -194,10 +194,12 @@ func (c Config) withDefaults(dir string) (Config, error) {
 	c.Max.CPUMilli = orInt(c.Max.CPUMilli, int64(cpus)*1000)
 	c.Max.MemoryMB = orInt(c.Max.MemoryMB, c.Memory>>20)
 	c.Max.DiskMB = orInt(c.Max.DiskMB, max(c.Disk>>20, 1))
+	c.Max.OutputMB = orInt(c.Max.OutputMB, c.Max.DiskMB)
 	c.Max.PIDs = orInt(c.Max.PIDs, c.PIDs/4)
 	c.Default.CPUMilli = min(orInt(c.Default.CPUMilli, 1000), c.Max.CPUMilli)
 	c.Default.MemoryMB = min(orInt(c.Default.MemoryMB, 1024), c.Max.MemoryMB)
 	c.Default.DiskMB = min(orInt(c.Default.DiskMB, 4096), c.Max.DiskMB)
+	c.Default.OutputMB = min(orInt(c.Default.OutputMB, 256), c.Max.OutputMB)
 	c.Default.PIDs = min(orInt(c.Default.PIDs, 512), c.Max.PIDs)
 	c.Default.TTL = orInt(c.Default.TTL, 24*time.Hour)
 	if c.Max.TTL > 0 {

@@ -234,7 +234,7 @@ func (j journal) sandbox() sandbox.Sandbox {
 	a := j.Asked
 	return sandbox.Sandbox{
 		ID: j.ID, State: sandbox.StateCreating, Image: a.Image, ImageDigest: j.ImageDigest, ImageID: j.ImageID,
-		CPUMilli: a.CPUMilli, MemoryMB: a.MemoryMB, DiskMB: a.DiskMB, PIDs: a.PIDs,
+		CPUMilli: a.CPUMilli, MemoryMB: a.MemoryMB, DiskMB: a.DiskMB, OutputMB: a.OutputMB, PIDs: a.PIDs,
 		Labels: a.Labels, Group: a.Group, Role: a.Role, Created: j.Created, Expires: j.Expires,
 		Network: sandbox.Network{Policy: j.Policy, Generation: j.Generation, Applied: j.Generation},
 		Timings: maps.Clone(j.Timings),

@@ -51,15 +51,15 @@ type Config struct {
 
 	MaxSandboxes  int           // 0 is 256
 	Memory        int64         // bytes that requests may add up to; 0 is nine tenths of the machine's
-	Disk          int64         // bytes that disk limits may add up to; 0 is nine tenths of what is free of the folder's disk
+	Disk          int64         // bytes that limits of disk and of kept output may add up to; 0 is nine tenths of what is free of the folder's disk
 	PIDs          int64         // processes that limits may add up to; 0 is seven eighths of what the machine can have
 	Creates       int           // sandboxes made at once; 0 is twice the processors
 	QueuedCreates int           // creates that wait for their turn; 0 is 256
 	CreateTimeout time.Duration // of one create without its wait; 0 is five minutes
 
 	// What a Spec has that says nothing, and the most that it may say.
-	Default Sizes // zero fields: 1 processor, 1 GiB of memory, 4 GiB of disk, 512 processes, a TTL of a day
-	Max     Sizes // zero fields: the node's own memory, disk and PIDs, and its processors; no bound of the TTL
+	Default Sizes // zero fields: 1 processor, 1 GiB of memory, 4 GiB of disk, 512 processes, a TTL of a day; of output a quarter of the disk, 16 to 256 MiB
+	Max     Sizes // zero fields: the node's own memory, disk (of output too) and PIDs, and its processors; no bound of the TTL
 
 	MaxRecords int           // End records that are kept; 0 is 4096
 	RecordAge  time.Duration // and how long; 0 is a week
@@ -73,6 +73,7 @@ type Sizes struct {
 	CPUMilli int64
 	MemoryMB int64
 	DiskMB   int64
+	OutputMB int64
 	PIDs     int64
 	TTL      time.Duration
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -260,6 +261,9 @@ func (n *Node) Output(ctx context.Context, id, exec, stream string, offset int64
 		return 0, nil
 	}
 	f, err := os.Open(holder.OutputPath(b.dir, exec, stream))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, invalid("output from %d: it was forgotten just now, for the output of later execs", offset)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("%w: %w", sandbox.ErrRuntime, err)
 	}

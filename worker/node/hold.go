@@ -253,7 +253,7 @@ func (b *box) start(ctx context.Context, im *folder.Image) error {
 	}
 	ran := b.step("start")
 	h, times, err := holder.Start(ctx, holder.Config{
-		Shim: []string{b.n.c.Worker.ShimPath}, Dir: b.dir, ID: b.id, Runsc: b.runsc(), Entrypoint: len(b.j.Asked.Entrypoint) > 0, Keep: b.mount.Lock(),
+		Shim: []string{b.n.c.Worker.ShimPath}, Dir: b.dir, ID: b.id, Runsc: b.runsc(), Entrypoint: len(b.j.Asked.Entrypoint) > 0, Keep: b.mount.Lock(), MaxKept: b.j.Asked.OutputMB << 20,
 	})
 	ran()
 	if err != nil {

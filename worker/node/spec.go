@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -103,6 +104,7 @@ func (n *Node) checkSizes(s *sandbox.Spec) error {
 		{"cpu_milli", &s.CPUMilli, n.c.Default.CPUMilli, 10, n.c.Max.CPUMilli},
 		{"memory_mb", &s.MemoryMB, n.c.Default.MemoryMB, minMemoryMB, n.c.Max.MemoryMB},
 		{"disk_mb", &s.DiskMB, n.c.Default.DiskMB, 1, n.c.Max.DiskMB},
+		{"output_mb", &s.OutputMB, n.outputOf(s.DiskMB), 1, n.c.Max.OutputMB},
 		{"pids", &s.PIDs, n.c.Default.PIDs, minPIDs, n.c.Max.PIDs},
 	} {
 		if *v.p == 0 {
@@ -131,6 +133,14 @@ func (n *Node) checkSizes(s *sandbox.Spec) error {
 		return invalid("ttl_s %d: at most %d", s.TTL, top)
 	}
 	return nil
+}
+
+// minOutputMB is what a sandbox may keep of output, however small its disk is.
+const minOutputMB = 16
+
+// outputOf is what is kept of the output of a sandbox with a disk that does not say.
+func (n *Node) outputOf(diskMB int64) int64 {
+	return min(n.c.Default.OutputMB, max(minOutputMB, cmp.Or(diskMB, n.c.Default.DiskMB)/4))
 }
 
 func checkTexts(s sandbox.Spec) error {

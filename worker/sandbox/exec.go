@@ -82,6 +82,17 @@ func (s ExecState) Done() bool {
 // Output is one stream of an exec.
 type Output struct {
 	Kept    int64 `json:"kept_bytes"`    // can be read from offset 0
-	Dropped int64 `json:"dropped_bytes"` // came after MaxOutput
+	Dropped int64 `json:"dropped_bytes"` // came after that, and is lost
 	Closed  bool  `json:"closed"`        // nothing more comes
+	// DroppedBy says why something was dropped, "" when nothing was.
+	DroppedBy string `json:"dropped_by,omitempty"`
+	Error     string `json:"error,omitempty"` // of the node's disk, when that is why
 }
+
+// Why output is dropped.
+const (
+	DroppedLimit   = "max_output"     // more came than the exec was to keep
+	DroppedSandbox = "sandbox_output" // the sandbox's execs keep all that they may together
+	DroppedDisk    = "node_disk"      // the node could not write it: that is not the sandbox's doing
+	DroppedOld     = "forgotten"      // it was kept until later execs needed the room
+)

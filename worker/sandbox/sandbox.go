@@ -18,6 +18,7 @@ type Spec struct {
 	MemoryMB      int64             `json:"memory_mb,omitempty"`         // the limit, in MiB: what the guest sees as MemTotal
 	MemoryRequest int64             `json:"memory_request_mb,omitempty"` // what admission counts, in MiB; 0 is MemoryMB
 	DiskMB        int64             `json:"disk_mb,omitempty"`           // of what the sandbox writes, in MiB
+	OutputMB      int64             `json:"output_mb,omitempty"`         // of what the node keeps of its execs' output, in MiB, beside DiskMB
 	PIDs          int64             `json:"pids,omitempty"`              // processes and threads of the guest
 	Env           []string          `json:"env,omitempty"`               // K=V, over the image's own
 	User          string            `json:"user,omitempty"`              // user[:group], names or numbers, looked up inside the image
@@ -96,6 +97,7 @@ type Sandbox struct {
 	CPUMilli    int64             `json:"cpu_milli"`
 	MemoryMB    int64             `json:"memory_mb"`
 	DiskMB      int64             `json:"disk_mb"`
+	OutputMB    int64             `json:"output_mb,omitempty"`
 	PIDs        int64             `json:"pids"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Group       string            `json:"group,omitempty"`
