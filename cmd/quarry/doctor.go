@@ -6,14 +6,15 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"quarry/nbd/attach"
+	"quarry/worker/node"
 )
 
 // runscModule is the version of runsc that quarry is tested with.
@@ -29,7 +30,7 @@ func newDoctor() *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
 		Short: "say what this machine has and lacks for running sandboxes",
-		Long: `doctor looks for what quarry mount and quarry run need and prints a line for each thing,
+		Long: `doctor looks for what quarry mount, quarry run and quarry worker need and prints a line for each thing,
 with the fix for what is missing. It exits 1 when something is missing.`,
 		Args: exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error { return runDoctor(c.Context(), c.OutOrStdout()) },
@@ -48,6 +49,7 @@ func runDoctor(ctx context.Context, stdout io.Writer) error {
 		{"FUSE", "modprobe fuse", lookFile("/dev/fuse")},
 		{"loop devices", "modprobe loop", lookFile("/dev/loop-control")},
 		{"quarry-shim", "install it beside quarry", lookShim},
+		{"quarry-guest", "install it beside quarry-shim", lookGuest},
 		{"runsc", "CGO_ENABLED=0 go install " + runscModule + ", and put it on the PATH", lookRunsc},
 	} {
 		found, err := p.look(ctx)
@@ -133,12 +135,27 @@ func lookRunsc(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	version, err := node.RunscVersion(ctx, path)
 	if err != nil {
-		return "", fmt.Errorf("%s --version: %w", path, err)
+		return "", err
 	}
-	first, _, _ := strings.Cut(string(out), "\n")
-	return path + ", " + first, nil
+	if version != runscVersion() {
+		return "", fmt.Errorf("%s is of version %s, and quarry is tested with another (quarry worker --any-runsc takes it)", path, version)
+	}
+	return path + ", version " + version, nil
+}
+
+func lookGuest(context.Context) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	shim, err := findShim(self)
+	if err != nil {
+		return "", err
+	}
+	if path := besides(shim, "quarry-guest"); path != "" {
+		return path, nil
+	}
+	return "", fmt.Errorf("it is not in %s: quarry worker serves no file calls", filepath.Dir(shim))
 }

@@ -33,7 +33,7 @@ func (n *Node) look(ctx context.Context) {
 	} else {
 		n.tree = tree
 	}
-	n.runsc, err = runscVersion(ctx, n.c.Worker.Runsc)
+	n.runsc, err = RunscVersion(ctx, n.c.Worker.Runsc)
 	switch {
 	case err != nil:
 		n.noCreate = fmt.Errorf("%w: %s", sandbox.ErrUnsupported, lacks("no sandboxes: runsc: %v", err))
@@ -55,9 +55,9 @@ const (
 	maxVersion      = 4 << 10
 )
 
-// runscVersion tells which runsc a program is: by the module that it was built from,
+// RunscVersion tells which runsc a program is: by the module that it was built from,
 // or, of one that was not built by Go's tools, by what it says.
-func runscVersion(ctx context.Context, path string) (string, error) {
+func RunscVersion(ctx context.Context, path string) (string, error) {
 	if path == "" {
 		return "", fmt.Errorf("it is not on the PATH")
 	}
