@@ -71,6 +71,7 @@ exec, logs, cp and stats use it.`,
 	f.IntVar(&o.node.QueuedCreates, "queue", 0, "creates that wait; more are refused (default 256)")
 	f.Var(&o.memory, "memory", "memory that the requests of sandboxes may add up to, such as 20G (default nine tenths of the machine's)")
 	f.Var(&o.disk, "disk", "disk that the limits of sandboxes may add up to (default nine tenths of what is free)")
+	f.Float64Var(&o.node.DiskOvercommit, "disk-overcommit", 1, "how many times --disk the limits may add up to, 1 to 100: few sandboxes write all that they may")
 	f.Int64Var(&o.node.PIDs, "pids", 0, "processes that the limits of sandboxes may add up to (default seven eighths of what the machine can have)")
 	f.Int64Var(&o.node.Default.MemoryMB, "default-memory-mb", 0, "MiB of a sandbox that does not say (default 1024)")
 	f.Int64Var(&o.node.Default.OutputMB, "default-output-mb", 0, "MiB that are kept of the output of a sandbox's execs together, when it does not say (default a quarter of its disk, 16 to 256); counted against --disk too")

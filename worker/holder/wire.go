@@ -251,10 +251,10 @@ func (a answer) error() error {
 			continue
 		}
 		if errors.Is(c.err, sandbox.ErrCapacity) {
-			return &sandbox.Busy{Err: sandbox.ErrCapacity, What: "execs", RetryAfter: retryAfter}
+			return &sandbox.Busy{Err: sandbox.ErrCapacity, What: "execs", Why: a.Message, RetryAfter: retryAfter}
 		}
 		if errors.Is(c.err, session.ErrBusy) {
-			return &sandbox.Busy{Err: sandbox.ErrRate, What: a.Message, RetryAfter: retryAfter}
+			return &sandbox.Busy{Err: sandbox.ErrRate, What: "session", Why: a.Message, RetryAfter: retryAfter}
 		}
 		return &remoteError{a.Message, c.err}
 	}

@@ -57,23 +57,26 @@ const (
 func (l *ledger) take(a amount, maxQueued int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	what := ""
-	switch {
-	case l.queued >= maxQueued+cap(l.free):
+	if l.queued >= maxQueued+cap(l.free) {
 		l.refused["creates"]++
-		return &sandbox.Busy{Err: sandbox.ErrRate, What: "creates", RetryAfter: retryCreates}
-	case l.used.sandboxes+a.sandboxes > l.has.sandboxes:
-		what = "sandboxes"
-	case l.used.memory+a.memory > l.has.memory:
-		what = "memory"
-	case l.used.disk+a.disk > l.has.disk:
-		what = "disk"
-	case l.used.pids+a.pids > l.has.pids:
-		what = "pids"
+		return &sandbox.Busy{Err: sandbox.ErrRate, What: "creates", RetryAfter: retryCreates,
+			Why: fmt.Sprintf("%d wait for their turn: come again, or have the worker started with more --queue", l.queued)}
 	}
-	if what != "" {
-		l.refused[what]++
-		return &sandbox.Busy{Err: sandbox.ErrCapacity, What: what, RetryAfter: retryCapacity}
+	for _, n := range []struct {
+		what, flag         string
+		unit               string
+		asked, used, there int64
+	}{
+		{"sandboxes", "--max-sandboxes", "", a.sandboxes, l.used.sandboxes, l.has.sandboxes},
+		{"memory", "--memory", " MiB", a.memory >> 20, l.used.memory >> 20, l.has.memory >> 20},
+		{"disk", "--disk or --disk-overcommit", " MiB", a.disk >> 20, l.used.disk >> 20, l.has.disk >> 20},
+		{"pids", "--pids", "", a.pids, l.used.pids, l.has.pids},
+	} {
+		if n.used+n.asked > n.there {
+			l.refused[n.what]++
+			return &sandbox.Busy{Err: sandbox.ErrCapacity, What: n.what, RetryAfter: retryCapacity,
+				Why: fmt.Sprintf("%d%s asked for, %d of %d are left: end sandboxes, ask for less, or have the worker started with more %s", n.asked, n.unit, n.there-n.used, n.there, n.flag)}
+		}
 	}
 	l.add(a)
 	l.queued++
@@ -98,6 +101,25 @@ func (l *ledger) giveBack(a amount) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.add(amount{-a.sandboxes, -a.memory, -a.disk, -a.pids})
+}
+
+// hasRoom refuses a create whose disk the machine does not have now, where limits may
+// add up to more than it has: sandboxes that are there may have written theirs. Errors:
+// *sandbox.Busy.
+func (n *Node) hasRoom(a amount) error {
+	if n.c.DiskOvercommit <= 1 {
+		return nil
+	}
+	free, err := freeDisk(n.c.boxesDir())
+	if err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrRuntime, err)
+	}
+	if free >= a.disk {
+		return nil
+	}
+	n.ledger.refuse("disk")
+	return &sandbox.Busy{Err: sandbox.ErrCapacity, What: "disk", RetryAfter: retryCapacity,
+		Why: fmt.Sprintf("%d MiB asked for, and the disk has %d free: end sandboxes, ask for less, or free some of it", a.disk>>20, free>>20)}
 }
 
 // refuse counts a refusal that take did not make.
@@ -152,6 +174,14 @@ func freeDisk(dir string) (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil
 }
 
+// gives is what sandboxes may take together.
+func (c Config) gives() amount {
+	return amount{int64(c.MaxSandboxes), c.Memory, int64(float64(c.Disk) * max(c.DiskOvercommit, 1)), c.PIDs}
+}
+
+// maxOvercommit bounds Config.DiskOvercommit.
+const maxOvercommit = 100
+
 func orInt[T int | int64 | time.Duration](v, def T) T {
 	if v == 0 {
 		return def
@@ -176,6 +206,9 @@ func (c Config) withDefaults(dir string) (Config, error) {
 	}
 	if c.MemoryHigh > 0 && c.MemoryHigh <= c.MemoryLow {
 		return c, fmt.Errorf("memory of paused sandboxes is taken below %d bytes until %d are available: want more for the second", c.MemoryLow, c.MemoryHigh)
+	}
+	if c.DiskOvercommit != 0 && !(c.DiskOvercommit >= 1 && c.DiskOvercommit <= maxOvercommit) {
+		return c, fmt.Errorf("disk limits may add up to %v times the disk: want 1 to %d", c.DiskOvercommit, maxOvercommit)
 	}
 	memory, disk, pids, err := machine(dir)
 	if err != nil {

@@ -3,8 +3,12 @@ package node
 import (
 	"context"
 	"errors"
+	"math"
+	"strings"
 	"testing"
 
+	"quarry/worker"
+	"quarry/worker/folder"
 	"quarry/worker/sandbox"
 )
 
@@ -18,8 +22,12 @@ func TestWhatIsNotThereIsNotGiven(t *testing.T) {
 			t.Fatal(err)
 		}
 		var busy *sandbox.Busy
-		if err := l.take(one, 9); !errors.As(err, &busy) || busy.What != what || !errors.Is(err, sandbox.ErrCapacity) || busy.RetryAfter <= 0 {
+		err := l.take(one, 9)
+		if !errors.As(err, &busy) || busy.What != what || !errors.Is(err, sandbox.ErrCapacity) || busy.RetryAfter <= 0 {
 			t.Errorf("%s: got %v", what, err)
+		}
+		if !strings.Contains(err.Error(), "left") || !strings.Contains(err.Error(), "--") {
+			t.Errorf("%s: %v says neither how much there is nor what helps", what, err)
 		}
 		if l.refused[what] != 1 {
 			t.Errorf("%s: counted %v", what, l.refused)
@@ -71,5 +79,31 @@ func TestTheQueueOfCreatesIsBounded(t *testing.T) {
 	}
 	if l.queued != 5-3 {
 		t.Errorf("%d are queued", l.queued)
+	}
+}
+
+// Limits of disks may add up to more than there is, and then what is free counts.
+func TestTheDiskIsOvercommittedAsOftenAsSaid(t *testing.T) {
+	dir, err := folder.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{Dir: dir, MaxSandboxes: 9, Memory: 100, Disk: 100, PIDs: 100}
+	for factor, want := range map[float64]int64{0: 100, 1: 100, 2.5: 250} {
+		c.DiskOvercommit = factor
+		if got := c.gives(); got != (amount{9, 100, want, 100}) {
+			t.Errorf("%v: gives %+v", factor, got)
+		}
+		n := &Node{c: c, ledger: newLedger(c.gives(), 1)}
+		var busy *sandbox.Busy
+		err := n.hasRoom(amount{disk: math.MaxInt64})
+		if factor <= 1 && err != nil || factor > 1 && (!errors.As(err, &busy) || busy.What != "disk" || n.ledger.refused["disk"] != 1) {
+			t.Errorf("%v: more than the disk has: %v", factor, err)
+		}
+	}
+	for _, bad := range []float64{-1, 0.5, 101, math.NaN(), math.Inf(1)} {
+		if _, err := (Config{Worker: &worker.Worker{}, Fetch: func(context.Context, string) (*folder.Image, error) { return nil, nil }, DiskOvercommit: bad}).withDefaults(t.TempDir()); err == nil {
+			t.Errorf("%v times the disk is taken", bad)
+		}
 	}
 }

@@ -49,13 +49,17 @@ type Config struct {
 
 	CgroupParent string // below /sys/fs/cgroup; "" is /quarry
 
-	MaxSandboxes  int           // 0 is 256
-	Memory        int64         // bytes that requests may add up to; 0 is nine tenths of the machine's
-	Disk          int64         // bytes that limits of disk and of kept output may add up to; 0 is nine tenths of what is free of the folder's disk
-	PIDs          int64         // processes that limits may add up to; 0 is seven eighths of what the machine can have
-	Creates       int           // sandboxes made at once; 0 is twice the processors
-	QueuedCreates int           // creates that wait for their turn; 0 is 256
-	CreateTimeout time.Duration // of one create without its wait; 0 is five minutes
+	MaxSandboxes int   // 0 is 256
+	Memory       int64 // bytes that requests may add up to; 0 is nine tenths of the machine's
+	Disk         int64 // bytes that limits of disk and of kept output may add up to; 0 is nine tenths of what is free of the folder's disk
+	// DiskOvercommit is how many times Disk the limits may add up to, since few sandboxes
+	// write all that they may; 0 is once. A create whose own limit is not free on the
+	// disk is refused then. What a full disk does: docs/OPERATIONS.md.
+	DiskOvercommit float64
+	PIDs           int64         // processes that limits may add up to; 0 is seven eighths of what the machine can have
+	Creates        int           // sandboxes made at once; 0 is twice the processors
+	QueuedCreates  int           // creates that wait for their turn; 0 is 256
+	CreateTimeout  time.Duration // of one create without its wait; 0 is five minutes
 
 	// What a Spec has that says nothing, and the most that it may say.
 	Default Sizes // zero fields: 1 processor, 1 GiB of memory, 4 GiB of disk, 512 processes, a TTL of a day; of output a quarter of the disk, 16 to 256 MiB

@@ -93,6 +93,9 @@ func (n *Node) admit(s sandbox.Spec, key string, k keyed) (*box, keyed, error) {
 	if err != nil {
 		return nil, k, err
 	}
+	if err := n.hasRoom(amountOf(full)); err != nil {
+		return nil, k, err
+	}
 	if err := n.ledger.take(amountOf(full), n.c.QueuedCreates); err != nil {
 		return nil, k, err
 	}
@@ -159,7 +162,7 @@ func (b *box) create() {
 func inContract(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%w: %w", &sandbox.Busy{Err: sandbox.ErrCapacity, What: "disk", RetryAfter: retryCapacity}, err)
+		return fmt.Errorf("%w: %w", &sandbox.Busy{Err: sandbox.ErrCapacity, What: "disk", Why: "the disk of the worker's folder is full", RetryAfter: retryCapacity}, err)
 	case typed(err):
 		return err
 	case errors.Is(err, worker.ErrPlatform):

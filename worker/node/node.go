@@ -134,7 +134,7 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 	}
 	n.events = newEvents(n.identity.Epoch)
 	n.waiting.Metrics = c.MemoryMetrics
-	n.ledger = newLedger(amount{int64(c.MaxSandboxes), c.Memory, c.Disk, c.PIDs}, c.Creates)
+	n.ledger = newLedger(c.gives(), c.Creates)
 	n.life, n.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if err := n.beginWaits(ctx); err != nil {
 		n.stop()

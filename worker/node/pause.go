@@ -25,7 +25,7 @@ func (n *Node) Pause(ctx context.Context, id string) error {
 	defer b.pausing.Unlock()
 	err = b.hold(byCall)
 	if errors.Is(err, holder.ErrBusy) {
-		return &sandbox.Busy{Err: sandbox.ErrNotReady, What: err.Error() + ": try again when that is over", RetryAfter: retryPause}
+		return &sandbox.Busy{Err: sandbox.ErrNotReady, What: "pause", Why: err.Error() + ": try again when that is over", RetryAfter: retryPause}
 	}
 	if err != nil {
 		return b.explain(ctx, err)

@@ -55,11 +55,17 @@ func (e *EndedError) Is(target error) bool { return target == ErrEnded }
 // ErrNotReady.
 type Busy struct {
 	Err        error
-	What       string // memory, disk, pids, sandboxes, creates, or a sentence
+	What       string // memory, disk, pids, sandboxes, creates, execs, pause
+	Why        string // how much there is, or what is in the way, and what helps
 	RetryAfter time.Duration
 }
 
-func (e *Busy) Error() string { return fmt.Sprintf("%v: %s", e.Err, e.What) }
+func (e *Busy) Error() string {
+	if e.Why == "" {
+		return fmt.Sprintf("%v: %s", e.Err, e.What)
+	}
+	return fmt.Sprintf("%v: %s: %s", e.Err, e.What, e.Why)
+}
 
 // Unwrap returns Err.
 func (e *Busy) Unwrap() error { return e.Err }
