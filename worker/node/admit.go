@@ -63,19 +63,20 @@ func (l *ledger) take(a amount, maxQueued int) error {
 			Why: fmt.Sprintf("%d wait for their turn: come again, or have the worker started with more --queue", l.queued)}
 	}
 	for _, n := range []struct {
-		what, flag         string
-		unit               string
+		what, flag, unit   string
 		asked, used, there int64
+		scale              int // of what is said
 	}{
-		{"sandboxes", "--max-sandboxes", "", a.sandboxes, l.used.sandboxes, l.has.sandboxes},
-		{"memory", "--memory", " MiB", a.memory >> 20, l.used.memory >> 20, l.has.memory >> 20},
-		{"disk", "--disk or --disk-overcommit", " MiB", a.disk >> 20, l.used.disk >> 20, l.has.disk >> 20},
-		{"pids", "--pids", "", a.pids, l.used.pids, l.has.pids},
+		{"sandboxes", "--max-sandboxes", "", a.sandboxes, l.used.sandboxes, l.has.sandboxes, 0},
+		{"memory", "--memory", " MiB", a.memory, l.used.memory, l.has.memory, 20},
+		{"disk", "--disk or --disk-overcommit", " MiB", a.disk, l.used.disk, l.has.disk, 20},
+		{"pids", "--pids", "", a.pids, l.used.pids, l.has.pids, 0},
 	} {
 		if n.used+n.asked > n.there {
 			l.refused[n.what]++
 			return &sandbox.Busy{Err: sandbox.ErrCapacity, What: n.what, RetryAfter: retryCapacity,
-				Why: fmt.Sprintf("%d%s asked for, %d of %d are left: end sandboxes, ask for less, or have the worker started with more %s", n.asked, n.unit, n.there-n.used, n.there, n.flag)}
+				Why: fmt.Sprintf("%d%s asked for, %d of %d are left: end sandboxes, ask for less, or have the worker started with more %s",
+					n.asked>>n.scale, n.unit, (n.there-n.used)>>n.scale, n.there>>n.scale, n.flag)}
 		}
 	}
 	l.add(a)
