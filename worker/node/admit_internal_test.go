@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -84,11 +86,15 @@ func TestTheQueueOfCreatesIsBounded(t *testing.T) {
 
 // Limits of disks may add up to more than there is, and then what is free counts.
 func TestTheDiskIsOvercommittedAsOftenAsSaid(t *testing.T) {
-	dir, err := folder.Open(t.TempDir())
+	top := filepath.Join(t.TempDir(), "worker")
+	dir, err := folder.Open(top)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := Config{Dir: dir, MaxSandboxes: 9, Memory: 100, Disk: 100, PIDs: 100}
+	if err := os.MkdirAll(c.boxesDir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for factor, want := range map[float64]int64{0: 100, 1: 100, 2.5: 250} {
 		c.DiskOvercommit = factor
 		if got := c.gives(); got != (amount{9, 100, want, 100}) {
