@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"quarry/worker/memory"
 	"quarry/worker/sentry/sentrytest"
@@ -204,4 +207,46 @@ func imageFile(t testing.TB) *memory.File {
 		t.Fatal(err)
 	}
 	return memory.OpenImage(f)
+}
+
+// Page cache stays where it is while a guest's memory is taken, whoever it is charged
+// to: of an image it is of use to others. So what is asked for is not given in pages of
+// files, and those do not count.
+func TestPageCacheIsLeftAlone(t *testing.T) {
+	const mib, cached = 64, 32 << 20
+	anySwap(t, 2*mib<<20)
+	s := startGuest(t, mib)
+	path := filepath.Join(t.TempDir(), "image")
+	of, err := os.Create(path)
+	if err == nil {
+		_, err = of.Write(make([]byte, cached))
+		err = errors.Join(err, of.Sync(), unix.Fadvise(int(of.Fd()), 0, 0, unix.FADV_DONTNEED))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := memory.OpenImage(of)
+	defer f.Close()
+	// Read from within the group, as a Sentry does, twice, as what is used again.
+	cat := exec.Command("/bin/sh", "-c", `echo $$ >"$1/cgroup.procs" && cat "$2" "$2" >/dev/null`, "sh", s.dir, path)
+	if out, err := cat.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	s.pause()
+	var w memory.Waiting
+	w.Add(s.sandbox("one"), time.Now(), time.Time{})
+	before := s.held()
+	took := w.Reclaim(t.Context(), 1<<40)
+	after := s.held()
+	if len(took) != 1 || took[0].Err != nil || took[0].Bytes() < mib<<20*9/10 || took[0].Bytes() > before.Own() {
+		t.Errorf("took %+v of %+v", took, before)
+	}
+	if here := memory.Bytes(f.Present(memory.Range{Len: cached})); before.File < cached || here < cached*95/100 || after.File < before.File*9/10 {
+		t.Errorf("%d bytes of the file's %d are left; held %+v before and %+v after", here, cached, before, after)
+	}
+	if _, err := w.Wake(t.Context(), "one"); err != nil {
+		t.Error(err)
+	}
+	s.resume()
+	s.ask("sum")
 }
