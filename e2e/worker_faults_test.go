@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"quarry/api/sandboxes"
 	"quarry/worker/sandbox"
 )
 
@@ -22,8 +25,16 @@ func TestAFailedReadStandsInTheRecord(t *testing.T) {
 	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task", MemoryMB: 512}, "")
 	check(t, err)
 	const readAll = "find %s -xdev -type f -exec cat {} + > /dev/null 2>&1; true"
-	if code, out, err := run(ctx, c, sb.ID, sandbox.ExecSpec{Shell: fmt.Sprintf(readAll, "/etc/passwd")}); code != 0 {
-		t.Fatalf("got %d %q %v", code, out, err)
+	read := func(id, what string) sandbox.ExecState {
+		a, err := c.Exec(ctx, sb.ID, sandboxes.ExecRequest{ExecSpec: sandbox.ExecSpec{ID: id, Shell: fmt.Sprintf(readAll, what)}})
+		check(t, err)
+		if a.ExitCode == nil || *a.ExitCode != 0 {
+			t.Errorf("reading %s: %+v", what, a.ExecState)
+		}
+		return a.ExecState
+	}
+	if st := read("before", "/etc/passwd"); st.Infra != "" {
+		t.Errorf("before: %+v", st)
 	}
 	damaged := 0
 	check(t, filepath.WalkDir(r.path("d", "bucket", "packs"), func(path string, e fs.DirEntry, err error) error {
@@ -36,9 +47,18 @@ func TestAFailedReadStandsInTheRecord(t *testing.T) {
 	if damaged == 0 {
 		t.Fatal("the store has no pack")
 	}
-	code, _, err := run(ctx, c, sb.ID, sandbox.ExecSpec{Shell: fmt.Sprintf(readAll, "/usr")})
-	if err != nil || code != 0 {
-		t.Errorf("got %d, %v", code, err)
+	if st := read("spoiled", "/usr/share/zoneinfo"); st.Infra == "" {
+		t.Errorf("nothing tells that reads failed: %+v", st)
+	}
+	if st := read("after", "/proc/version"); st.Infra != "" {
+		t.Errorf("after: %+v", st)
+	}
+	list, err := c.Execs(ctx, sb.ID)
+	if err != nil || len(list) != 3 || list[0].Infra != "" || list[1].Infra == "" || list[2].Infra != "" {
+		t.Errorf("listed: %+v, %v", list, err)
+	}
+	if err := exec.Command(r.path("bin", "quarry"), "exec", "--worker-dir", r.path("w"), sb.ID, "--", "/bin/sh", "-c", fmt.Sprintf(readAll, "/usr/share/zoneinfo")).Run(); err == nil {
+		t.Error("quarry exec succeeds although reads failed")
 	}
 	u, err := c.Usage(ctx, sb.ID)
 	if err != nil || u.ImageErrors == 0 {
@@ -64,6 +84,20 @@ func TestAMountThatDiesStandsInTheRecord(t *testing.T) {
 		t.Fatalf("shims: %v", pids)
 	}
 	check(t, syscall.Kill(pids[0], syscall.SIGKILL))
+	// A command says so, or has no answer but the record: it ends without being asked.
+	a, err := c.Exec(ctx, sb.ID, sandboxes.ExecRequest{ExecSpec: sandbox.ExecSpec{ID: "under", Shell: "cat /usr/bin/* > /dev/null 2>&1; sleep 1; true"}})
+	if err == nil && a.Infra == "" || err != nil && !errors.Is(err, sandbox.ErrEnded) {
+		t.Errorf("a command on a dead image: %+v, %v", a, err)
+	}
+	for range 200 {
+		if got, err := c.Get(ctx, sb.ID); err != nil || got.State == sandbox.StateEnded {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if got, err := c.Get(ctx, sb.ID); err != nil || got.State != sandbox.StateEnded {
+		t.Errorf("it lives on without its image: %s, %v", got.State, err)
+	}
 	end, err := c.Delete(ctx, sb.ID)
 	check(t, err)
 	if end.Reason != sandbox.ReasonImageIO || end.Blame != sandbox.BlameInfra || end.Evidence.ImageIOErrors == 0 {

@@ -3,7 +3,9 @@ package worker
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -88,9 +90,31 @@ func (mt *Mount) Served() (Served, error) {
 		return Served{}, err
 	}
 	if !st.Alive() {
-		return Served{}, fmt.Errorf("the shim %d has ended", st.PID)
+		return Served{}, fmt.Errorf("%w: shim %d", ErrUnserved, st.PID)
 	}
 	return Served{PID: st.PID, Start: st.Start, FailedReads: counts.FailedReads}, nil
+}
+
+// ErrUnserved says that nobody answers the reads of a mount any more: all of them fail.
+var ErrUnserved = errors.New("the process that served the image has ended")
+
+// FailedSince counts the reads that have failed since then. Errors: ErrUnserved, also
+// when the image was mounted anew: who has the mount of then reads nothing more.
+func (mt *Mount) FailedSince(since Served) (int64, error) {
+	if start, err := attach.ProcessStart(since.PID); err == nil && start == since.Start {
+		counts, err := attach.ReadCounts(mt.dir)
+		return int64(counts.FailedReads - since.FailedReads), err
+	}
+	now, err := mt.Served() // which knows of other PID namespaces
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // the mount was swept
+		return 0, fmt.Errorf("%w: %w", ErrUnserved, err)
+	case err != nil:
+		return 0, err
+	case now.PID != since.PID || now.Start != since.Start:
+		return 0, fmt.Errorf("%w: shim %d", ErrUnserved, since.PID)
+	}
+	return int64(now.FailedReads - since.FailedReads), nil
 }
 
 // SandboxSpec makes the OCI runtime spec of a sandbox whose root is the mount. Only

@@ -145,11 +145,17 @@ func runExec(ctx context.Context, o execOptions, stdin io.Reader, stdout, stderr
 	if st.Message != "" {
 		fmt.Fprintf(stderr, "quarry: %s\n", oneLine(st.Message))
 	}
+	if st.Infra != "" {
+		return fmt.Errorf("%w: %s", errInfra, oneLine(st.Infra))
+	}
 	if err := execStatus(st); err != nil || lost == nil {
 		return err
 	}
 	return lost
 }
+
+// errInfra says that how a command ended is not its own doing.
+var errInfra = errors.New("the worker may be to blame for how the command ended, which does not count")
 
 // tellDropped says which output is lost, and why. It returns an error when that is
 // the node's doing: such a command is not as good as its exit status says.

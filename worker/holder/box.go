@@ -68,6 +68,7 @@ type box struct {
 	initStatus *sentry.Status // nil until the Sentry told
 	sentryPID  int            // 0 once it was waited for
 	goferPID   int
+	goferLost  bool // it was ended from outside
 	end        Ended
 }
 

@@ -288,6 +288,12 @@ func (c *Client) Resize(ctx context.Context, exec string, w sandbox.Window) erro
 	return err
 }
 
+// Blame notes why the node may be to blame for how an exec ended: see ExecState.Infra.
+func (c *Client) Blame(ctx context.Context, exec, why string) error {
+	_, _, err := c.call(ctx, request{Method: "blame", Exec: exec, Path: why})
+	return err
+}
+
 // Pause stops the guest. It is ErrBusy while an exec of role tool or a helper runs,
 // unless force is set, and when the guest does not stop within a moment; it runs
 // on then. A paused sandbox stays so: that is no error.

@@ -384,10 +384,13 @@ func (x *execution) finish(change func(*sandbox.ExecState)) {
 	if x.stdin != nil {
 		x.stdin.close()
 	}
-	paused := x.box.pausedFor()
+	paused, lost := x.box.pausedFor(), x.box.lostGofer()
 	x.mu.Lock()
 	x.ran = x.ranLocked(paused)
 	change(&x.state)
+	if x.state.Infra == "" {
+		x.state.Infra = lost
+	}
 	now := time.Now().UTC().Round(0)
 	x.state.Ended = &now
 	st := x.stateLocked(paused)

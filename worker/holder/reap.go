@@ -58,12 +58,36 @@ func (b *box) reapOne(end *Ended) bool {
 		b.goferPID, end.Gofer = 0, int(ws)
 		if ws.Signaled() && !b.forced && b.nap != napBegun {
 			b.reason = "the gofer " + describe(int(ws))
+			b.goferLost = true
 		}
 	default:
 		return false
 	}
 	b.over = b.over || b.nap != napBegun
 	return true
+}
+
+// What waitid(2) says of a child that a signal has ended.
+const (
+	cldKilled = 2
+	cldDumped = 3
+)
+
+// lostGofer says so when the gofer was ended from outside: what the guest saw of files
+// since, and how its commands ended, is not theirs. It is a child of this process, so
+// that is seen before what the Sentry makes of it.
+func (b *box) lostGofer() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.goferLost && !b.forced && !b.over && b.nap == napNone && b.goferPID > 0 {
+		var seen unix.Siginfo
+		err := unix.Waitid(unix.P_PID, b.goferPID, &seen, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG|unix.WALL, nil)
+		b.goferLost = err == nil && (seen.Code == cldKilled || seen.Code == cldDumped)
+	}
+	if !b.goferLost {
+		return ""
+	}
+	return "the sandbox's gofer, which gives it its files, was ended from outside"
 }
 
 // killChildren kills whatever is a child of this process.

@@ -86,6 +86,21 @@ func (x *execution) forgetOutput() (freed int64) {
 	return freed
 }
 
+// blame notes why the node may be to blame for how an exec ended.
+func (x *execution) blame(why string) {
+	paused := x.box.pausedFor()
+	x.mu.Lock()
+	known := x.state.Infra != ""
+	if !known {
+		x.state.Infra = plain(why)
+	}
+	st, final := x.stateLocked(paused), x.final()
+	x.mu.Unlock()
+	if !known && final {
+		x.journal(st)
+	}
+}
+
 // settled reports whether nothing more comes of an exec.
 func (x *execution) settled() bool {
 	x.mu.Lock()

@@ -231,6 +231,8 @@ func (b *box) execCall(ctx context.Context, r request) (a answer, _ []*os.File, 
 		err = x.signal(ctx, r.Signal)
 	case "resize":
 		err = x.resize(ctx, r.Window)
+	case "blame":
+		x.blame(r.Path)
 	default:
 		err = fmt.Errorf("%w: no method %q", sandbox.ErrInvalid, plain(r.Method))
 	}

@@ -158,6 +158,9 @@ func (b *box) watchAll(ctx context.Context) {
 		b.watched[st.ID] = true
 		b.mu.Unlock()
 		if !final(st) {
+			b.judging.Lock()
+			b.begun[st.ID] = 0 // what failed since the sandbox has the image counts: when is not known
+			b.judging.Unlock()
 			b.await(st, b.use())
 		}
 	}

@@ -49,6 +49,10 @@ type box struct {
 	cause   *cause          // why the node ends it: the first one holds
 	failure error           // why its create failed
 
+	judging sync.Mutex        // guards what follows
+	begun   map[string]int64  // execs that run, and the reads of the image that had failed before
+	blamed  map[string]string // execs under which the image failed
+
 	pausing sync.Mutex // held over a Pause or Resume, so that what is known follows what is; guards held
 	held    want       // who wants it paused
 
@@ -68,7 +72,7 @@ type box struct {
 func (n *Node) newBox(j journal) *box {
 	b := &box{
 		n: n, id: j.ID, dir: filepath.Join(n.c.boxesDir(), j.ID), j: j, state: sandbox.StateCreating, used: n.now(),
-		watched: map[string]bool{}, ask: make(chan struct{}), dead: make(chan struct{}), starved: make(chan struct{}), wake: make(chan struct{}, 1), settled: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{}),
+		watched: map[string]bool{}, begun: map[string]int64{}, blamed: map[string]string{}, ask: make(chan struct{}), dead: make(chan struct{}), starved: make(chan struct{}), wake: make(chan struct{}, 1), settled: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{}),
 	}
 	if n.tree != nil {
 		b.group = n.tree.Group(j.ID)

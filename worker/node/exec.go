@@ -37,14 +37,16 @@ func (n *Node) Exec(ctx context.Context, id string, e sandbox.ExecSpec) (sandbox
 		return sandbox.ExecState{}, b.explain(ctx, err)
 	}
 	defer release()
+	undo := b.begins(e.ID)
 	// What was begun is known by its id, whoever waits for the answer.
 	st, err := b.h.Exec(ctx, e, p)
 	if err != nil {
+		undo()
 		done()
 		return st, b.explain(ctx, err)
 	}
 	b.watch(st, done)
-	return st, nil
+	return b.judge(ctx, st), nil
 }
 
 // process says as whom and where a command runs.
@@ -181,6 +183,7 @@ func (b *box) await(st sandbox.ExecState, done func()) {
 			case <-time.After(watchAgain):
 			}
 		}
+		b.judge(b.n.life, st)
 		b.tellExec("exec_ended", st.ID)
 	})
 }
@@ -204,6 +207,7 @@ func (n *Node) WaitExec(ctx context.Context, id, exec string, out, errOut int64)
 	}
 	st, err := b.h.WaitExec(ctx, exec, out, errOut)
 	if err == nil {
+		st = b.judge(ctx, st)
 		err = b.endedUnder(ctx, st)
 	}
 	return st, b.explain(ctx, err)
@@ -234,6 +238,9 @@ func (n *Node) Execs(ctx context.Context, id string) ([]sandbox.ExecState, error
 		return nil, err
 	}
 	list, err := b.h.Execs(ctx)
+	for i := range list {
+		list[i] = b.judge(ctx, list[i])
+	}
 	return list, b.explain(ctx, err)
 }
 

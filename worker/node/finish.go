@@ -97,15 +97,11 @@ func (b *box) imageErrors(ctx context.Context, f *facts) {
 	if mt == nil {
 		return
 	}
-	now, err := mt.Served()
-	switch {
-	case err != nil:
+	failed, err := mt.FailedSince(before)
+	if err != nil {
 		f.unserved = "reads of the image may have failed uncounted: " + err.Error()
-	case now.PID != before.PID || now.Start != before.Start:
-		f.unserved = "the process that served the image ended while the sandbox ran"
-	default:
-		f.evidence.ImageIOErrors = int64(now.FailedReads - before.FailedReads)
 	}
+	f.evidence.ImageIOErrors = failed
 	if f.unserved == "" && f.evidence.ImageIOErrors == 0 {
 		return
 	}

@@ -152,6 +152,7 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 		return nil, err
 	}
 	n.work.Go(n.janitor)
+	n.work.Go(n.watchImages)
 	if n.c.PausedMemory != PausedKeep {
 		n.work.Go(n.watchMemory)
 	}

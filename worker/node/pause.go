@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"quarry/worker"
 	"quarry/worker/holder"
 	"quarry/worker/sandbox"
 )
@@ -99,8 +100,9 @@ func (n *Node) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
 			u.MemoryBytes, u.CPUMicros = int64(s.Memory), int64(s.CPUNanos)/1000
 		}
 	}
-	if now, err := mt.Served(); err == nil && now.PID == served.PID && now.Start == served.Start {
-		u.ImageErrors = int64(now.FailedReads - served.FailedReads)
+	u.ImageErrors, err = mt.FailedSince(served)
+	if errors.Is(err, worker.ErrUnserved) {
+		u.ImageErrors = max(1, u.ImageErrors) // nobody counts them any more
 	}
 	if link != nil {
 		if c, err := link.Counters(); err == nil {

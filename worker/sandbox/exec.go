@@ -68,7 +68,8 @@ type ExecState struct {
 	Signal   int        `json:"signal,omitempty"`
 	Reason   string     `json:"reason,omitempty"`
 	Message  string     `json:"message,omitempty"`
-	Ran      int64      `json:"ran_ms"` // milliseconds not paused
+	Infra    string     `json:"infra,omitempty"` // why the node may be to blame for how it ended: the result does not count
+	Ran      int64      `json:"ran_ms"`          // milliseconds not paused
 	Stdout   Output     `json:"stdout"`
 	Stderr   Output     `json:"stderr"` // empty with a pty
 }

@@ -183,8 +183,9 @@ type Event struct {
 	Sequence uint64    `json:"seq"`
 	At       time.Time `json:"at"`
 	Sandbox  string    `json:"sandbox"`
-	Type     string    `json:"type"` // creating, running, paused, resumed, exec_started, exec_ended, network, ending, ended
+	Type     string    `json:"type"` // creating, running, paused, resumed, exec_started, exec_ended, image_failed, network, ending, ended
 	Exec     string    `json:"exec,omitempty"`
+	Message  string    `json:"message,omitempty"`
 	End      *End      `json:"end,omitempty"`
 }
 
