@@ -292,7 +292,7 @@ func (h *Handler) output(c call) error {
 		o = st.Stderr
 	}
 	if offset > o.Kept {
-		return fmt.Errorf("%w: offset %d: %d bytes are kept", sandbox.ErrInvalid, offset, o.Kept)
+		return fmt.Errorf("%w: offset %d: %d bytes are kept: go on from there", sandbox.ErrInvalid, offset, o.Kept)
 	}
 	head := c.w.Header()
 	head.Set("Content-Type", "application/octet-stream")

@@ -115,7 +115,7 @@ func find(method, path, query string) (*route, call, error) {
 	if known {
 		return nil, c, fmt.Errorf("%w: %s %s", ErrMethod, printable(method), path)
 	}
-	return nil, c, fmt.Errorf("%w: %s", ErrNoRoute, path)
+	return nil, c, fmt.Errorf("%w: %s: the routes are in openapi.yaml, and begin with /v1/", ErrNoRoute, path)
 }
 
 func match(pattern string, elements []string) (id, exec string, ok bool) {

@@ -40,7 +40,7 @@ More than --max-bytes of content, holes included, is not taken: cp fails, and of
 			case in && !out:
 				return copyIn(c.Context(), cl, args[0], to, toPath, c.InOrStdin())
 			}
-			return usage(c, errors.New("one of the two is SANDBOX:PATH, and the other is not"))
+			return usage(c, errors.New("want SANDBOX:PATH as one of the two, and a path of this machine as the other"))
 		},
 	}
 	node.flags(c)
@@ -71,6 +71,9 @@ func (o *copyOptions) copyOut(ctx context.Context, c *client.Client, id, path, d
 	}
 	if fi.Type != sandbox.TypeFolder {
 		return o.copyFileOut(ctx, c, id, path, dest, stdout)
+	}
+	if st, err := os.Stat(dest); err == nil && !st.IsDir() {
+		return fmt.Errorf("%s is a file, and %s a folder: give a folder, or a name that is not there", dest, path)
 	}
 	if err := os.MkdirAll(dest, 0o755); err != nil {
 		return err
@@ -108,6 +111,9 @@ func (o *copyOptions) copyFileOut(ctx context.Context, c *client.Client, id, pat
 		dest = filepath.Join(dest, filepath.Base(path))
 	}
 	f, err := os.CreateTemp(filepath.Dir(dest), ".quarry-cp-*")
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("there is no folder %s: make it first", filepath.Dir(dest))
+	}
 	if err != nil {
 		return err
 	}
@@ -215,6 +221,9 @@ func copyIn(ctx context.Context, c *client.Client, source, id, path string, stdi
 	}
 	mode := uint32(st.Mode().Perm())
 	_, err = c.WriteFile(ctx, id, path, sandbox.WriteOptions{Size: st.Size(), Mode: &mode}, f)
+	if errors.Is(err, sandbox.ErrFileNotFound) {
+		err = fmt.Errorf("%w: make the folder first: quarry exec %s mkdir -p DIR", err, id)
+	}
 	return err
 }
 

@@ -187,7 +187,7 @@ func execStatus(st sandbox.ExecState) error {
 	switch st.Reason {
 	case sandbox.ExecReasonExited, sandbox.ExecReasonSignaled, sandbox.ExecReasonKilled, sandbox.ExecReasonNotFound, sandbox.ExecReasonNoExec, sandbox.ExecReasonSyntax:
 	default:
-		return fmt.Errorf("the command ended by %s", st.Reason)
+		return fmt.Errorf("the command ended by %s after %v", st.Reason, time.Duration(st.Ran)*time.Millisecond)
 	}
 	if st.ExitCode == nil {
 		return fmt.Errorf("the command has no exit status: %s %s", st.Reason, st.Message)

@@ -39,7 +39,7 @@ func runListExecs(ctx context.Context, node nodeTarget, id string, stdout io.Wri
 		return err
 	}
 	w := tabwriter.NewWriter(stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "EXEC\tSTATE\tEXIT\tREASON\tSTARTED\tRAN\tSTDOUT\tSTDERR\tDROPPED")
+	fmt.Fprintln(w, "EXEC\tSTATE\tEXIT\tREASON\tSTARTED\tRAN\tSTDOUT B\tSTDERR B\tDROPPED B")
 	for _, e := range list {
 		exit := "-"
 		if e.ExitCode != nil {

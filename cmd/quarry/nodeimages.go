@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"quarry/api"
@@ -28,7 +29,7 @@ func (n *nodeImages) fetch(ctx context.Context, name string) (*folder.Image, err
 	flags := n.flags // each fetch has its own: it fills in what it was not told
 	ref, platform, err := flags.wanted(name)
 	if err != nil {
-		return nil, fmt.Errorf("%w: image: %w", sandbox.ErrInvalid, err)
+		return nil, fmt.Errorf("%w: image %q: %s", sandbox.ErrInvalid, name, strings.TrimPrefix(err.Error(), errUsage.Error()+": "))
 	}
 	images, stores, err := flags.target.images(ctx, n.worker)
 	if err != nil {

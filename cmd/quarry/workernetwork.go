@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"quarry/internal/proc"
 	"quarry/worker"
 	"quarry/worker/network"
 )
@@ -56,6 +58,9 @@ func (o *networkFlags) open(ctx context.Context, wk *worker.Worker, log *slog.Lo
 		cfg.Resolvers = append(cfg.Resolvers, p)
 	}
 	n, err := network.New(ctx, cfg)
+	if errors.Is(err, proc.ErrLocked) {
+		return nil, fmt.Errorf("another quarry worker runs on %s: stop it, or give another --worker-dir", wk.Dir.Path())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("the network of sandboxes (--no-network does without): %w", err)
 	}

@@ -20,6 +20,7 @@ type run func(ctx context.Context, argv []string, stdin, stdout, stderr *os.File
 // call is one helper at work.
 type call struct {
 	ctx    context.Context
+	op     wire.Op
 	idle   time.Duration
 	in     *os.File // what it reads
 	out    *os.File // what it answers
@@ -47,7 +48,7 @@ func (f *Files) start(ctx context.Context, r run, q wire.Request) (*call, error)
 	if q.Op != wire.OpUnblock {
 		f.free(ctx)
 	}
-	c := &call{ctx: ctx, idle: f.c.Limits.Idle, done: make(chan struct{})}
+	c := &call{ctx: ctx, op: q.Op, idle: f.c.Limits.Idle, done: make(chan struct{})}
 	if err := c.pipes(); err != nil {
 		c.closeAll()
 		return nil, fmt.Errorf("pipes of the helper: %w", err)
@@ -165,7 +166,7 @@ func (c *call) next(kinds ...wire.Kind) (wire.Kind, []byte, error) {
 	case err != nil:
 		return 0, nil, err
 	case k == wire.KindError:
-		return 0, nil, refused(p)
+		return 0, nil, refused(c.op, p)
 	}
 	for _, want := range kinds {
 		if k == want {

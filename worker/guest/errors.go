@@ -18,8 +18,8 @@ func broken(what string) error {
 	return fmt.Errorf("%w: %w: %s", sandbox.ErrFileStuck, errHelper, what)
 }
 
-// refused makes an error of what the helper gave up with.
-func refused(p []byte) error {
+// refused makes an error of what the helper gave up with in an op.
+func refused(op wire.Op, p []byte) error {
 	e, err := wire.DecodeError(p)
 	if err != nil {
 		return broken("an error that cannot be read")
@@ -30,6 +30,9 @@ func refused(p []byte) error {
 		kind = sandbox.ErrFilePath
 	}
 	if text, coded := codes[e.Errno]; coded {
+		if want, ok := wanted[op]; ok && e.Errno == wire.CodeType {
+			text = want
+		}
 		return fmt.Errorf("%w: %q: %s", kind, e.Message, text)
 	}
 	return fmt.Errorf("%w: %q: %w", kind, e.Message, syscall.Errno(e.Errno))
@@ -66,13 +69,23 @@ var kinds = map[uint32]error{
 	wire.CodeLink:                sandbox.ErrFilePath,
 }
 
+// wanted says what an op needs, where the helper found another type.
+var wanted = map[wire.Op]string{
+	wire.OpRead:    "it is no regular file: a fifo, a device or a socket is not read",
+	wire.OpWrite:   "what is there is no regular file, and is not replaced: remove it first",
+	wire.OpList:    "it is no folder",
+	wire.OpTarUp:   "what is there is of another type, and is not replaced: remove it first",
+	wire.OpTarget:  "what is there is neither missing nor of the share's type: a folder is given at a folder, and a file at a file",
+	wire.OpUnmount: "no share is there",
+}
+
 // codes are the texts of codes that are no errno.
 var codes = map[uint32]string{
-	wire.CodeChanged:  "it changed while it was read",
+	wire.CodeChanged:  "it changed while it was read: read it again when nothing writes to it",
 	wire.CodeType:     "it is of another type",
-	wire.CodeMany:     "more than is allowed",
-	wire.CodeDeep:     "folders are too deep",
-	wire.CodeEscape:   "a link leads out of the folder",
+	wire.CodeMany:     "it has more files or bytes than one call takes: exclude some, or take its parts by themselves",
+	wire.CodeDeep:     "folders are too deep, or names too long: take a folder below it by itself",
+	wire.CodeEscape:   "a link leads out of the folder that is unpacked to",
 	wire.CodeSum:      "other content arrived",
 	wire.CodeProtocol: "the helper did not understand",
 	wire.CodeLink:     "it is a symlink: name what it leads to, without links on the way",

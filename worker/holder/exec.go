@@ -159,7 +159,7 @@ func (b *box) enter(s sandbox.ExecSpec) (x *execution, made bool, err error) {
 	defer b.mu.Unlock()
 	if x := b.execs[s.ID]; x != nil {
 		if x.sum != sum {
-			return nil, false, fmt.Errorf("%w: %s", sandbox.ErrExecConflict, s.ID)
+			return nil, false, fmt.Errorf("%w: %s: give each command an id of its own", sandbox.ErrExecConflict, s.ID)
 		}
 		return x, false, nil
 	}
@@ -172,9 +172,9 @@ func (b *box) enter(s sandbox.ExecSpec) (x *execution, made bool, err error) {
 	case b.isPaused:
 		return nil, false, ErrPaused
 	case b.begun >= MaxExecs:
-		return nil, false, fmt.Errorf("%w: a sandbox has at most %d execs", sandbox.ErrInvalid, MaxExecs)
+		return nil, false, fmt.Errorf("%w: a sandbox has at most %d execs: make another sandbox", sandbox.ErrInvalid, MaxExecs)
 	case b.running >= MaxRunning:
-		return nil, false, fmt.Errorf("%w: %d execs run", sandbox.ErrCapacity, b.running)
+		return nil, false, fmt.Errorf("%w: %d execs run: wait for one to end", sandbox.ErrCapacity, b.running)
 	}
 	if err := b.claimLocked(s); err != nil {
 		return nil, false, err

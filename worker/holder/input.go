@@ -51,7 +51,7 @@ func (in *input) write(ctx context.Context, offset int64, b []byte, end bool) (i
 	skip := now - offset
 	switch {
 	case offset < 0 || skip < 0:
-		return now, fmt.Errorf("%w: it is at %d, not %d", sandbox.ErrStdinOffset, now, offset)
+		return now, fmt.Errorf("%w: it is at %d, not %d: go on from there", sandbox.ErrStdinOffset, now, offset)
 	case closed && skip == int64(len(b)) && end:
 		return now, nil // the same end once more
 	case closed:

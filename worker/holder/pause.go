@@ -162,7 +162,7 @@ func (b *box) mayPause(force bool) (done bool, err error) {
 	case force:
 		return false, nil
 	case b.tools > 0:
-		return false, fmt.Errorf("%w: %d tool execs run", ErrBusy, b.tools)
+		return false, fmt.Errorf("%w: commands of role tool run in it: %d", ErrBusy, b.tools)
 	case b.helpers > 0:
 		return false, fmt.Errorf("%w: files are read or written", ErrBusy)
 	}

@@ -262,14 +262,14 @@ func (x *execution) give(ctx context.Context, offset int64, data []byte, end boo
 		return offset, nil
 	}
 	if x.stdin == nil {
-		return 0, fmt.Errorf("%w: it has no stdin", sandbox.ErrExecEnded)
+		return 0, fmt.Errorf("%w: it has no stdin: start it with open_stdin", sandbox.ErrExecEnded)
 	}
 	return x.stdin.write(ctx, offset, data, end)
 }
 
 func (x *execution) resize(ctx context.Context, w *sandbox.Window) error {
 	if w == nil || x.spec.PTY == nil {
-		return fmt.Errorf("%w: it has no terminal", sandbox.ErrInvalid)
+		return fmt.Errorf("%w: it has no terminal: start it with pty", sandbox.ErrInvalid)
 	}
 	select {
 	case <-x.started:

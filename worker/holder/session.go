@@ -56,7 +56,7 @@ func (b *box) claimLocked(s sandbox.ExecSpec) error {
 	p := b.sessions[s.Session]
 	switch {
 	case p == nil && len(b.sessions) >= maxSessions:
-		return fmt.Errorf("%w: a sandbox has at most %d sessions", sandbox.ErrInvalid, maxSessions)
+		return fmt.Errorf("%w: a sandbox has at most %d sessions: end one with exit", sandbox.ErrInvalid, maxSessions)
 	case p == nil:
 		if b.sessions == nil {
 			b.sessions = map[string]*place{}

@@ -26,7 +26,7 @@ func (n *Node) Get(_ context.Context, id string) (sandbox.Sandbox, error) {
 	case live && b.listed():
 		return b.view(), nil
 	}
-	return sandbox.Sandbox{}, fmt.Errorf("%w: %q", sandbox.ErrUnknown, id)
+	return sandbox.Sandbox{}, unknown(id)
 }
 
 // listed reports whether the box is a sandbox, and not the remains of one.
@@ -97,7 +97,7 @@ func (n *Node) Delete(ctx context.Context, id string) (sandbox.End, error) {
 	n.mu.Unlock()
 	if !live {
 		if !over {
-			return sandbox.End{}, fmt.Errorf("%w: %q", sandbox.ErrUnknown, id)
+			return sandbox.End{}, unknown(id)
 		}
 		return *r.Sandbox.End, nil
 	}
@@ -109,7 +109,7 @@ func (n *Node) Delete(ctx context.Context, id string) (sandbox.End, error) {
 	r, over = n.ended[id]
 	n.mu.Unlock()
 	if !over {
-		return sandbox.End{}, fmt.Errorf("%w: %q", sandbox.ErrUnknown, id)
+		return sandbox.End{}, unknown(id)
 	}
 	return *r.Sandbox.End, nil
 }
@@ -219,7 +219,7 @@ func (n *Node) SetNetwork(ctx context.Context, id string, p sandbox.Policy) (san
 		if len(p.Allow) == 0 {
 			return b.view().Network, nil
 		}
-		return sandbox.Network{}, fmt.Errorf("%w: it gives sandboxes no network", sandbox.ErrUnsupported)
+		return sandbox.Network{}, fmt.Errorf("%w: its worker gives sandboxes no network: start it without --no-network", sandbox.ErrUnsupported)
 	}
 	if len(p.Allow) > maxRules {
 		return sandbox.Network{}, invalid("network: %d rules, at most %d", len(p.Allow), maxRules)

@@ -78,13 +78,13 @@ func (n *Node) admit(s sandbox.Spec, key string, k keyed) (*box, keyed, error) {
 	defer n.mu.Unlock()
 	if have, ok := n.keys[key]; ok && key != "" {
 		if have.body != k.body {
-			return nil, k, sandbox.ErrKeyConflict
+			return nil, k, fmt.Errorf("%w: %q, of sandbox %s: give another sandbox another key", sandbox.ErrKeyConflict, key, have.id)
 		}
 		return nil, have, nil
 	}
 	if n.closed || n.draining {
 		n.ledger.refuse("draining")
-		return nil, k, sandbox.ErrDraining
+		return nil, k, fmt.Errorf("%w: ask another node, or start its worker anew", sandbox.ErrDraining)
 	}
 	if n.noCreate != nil {
 		return nil, k, n.noCreate
@@ -261,6 +261,9 @@ func (b *box) gather(ctx context.Context, im *folder.Image) error {
 			defer b.step("network")()
 			l, err := b.n.c.Network.Take(gctx, b.id, asked.Network)
 			if err != nil {
+				if errors.Is(err, sandbox.ErrInvalid) {
+					return err // what was asked for cannot be
+				}
 				return &createError{cause{Reason: sandbox.ReasonNetwork, Message: "its network policy could not be put in force: " + err.Error()}, err}
 			}
 			b.mu.Lock()

@@ -90,7 +90,7 @@ func (b *box) process(ctx context.Context, e sandbox.ExecSpec) (holder.Process, 
 // checkExec holds a command against what one can be.
 func checkExec(e sandbox.ExecSpec) error {
 	if !holder.ValidExecID(e.ID) {
-		return invalid("exec_id %q: want letters, digits, . _ and -, at most 128, and no dot or hyphen first", e.ID)
+		return invalid("exec_id %q: want letters, digits, . _ and -, 1 to 128 of them, and no dot or hyphen first", e.ID)
 	}
 	kinds := 0
 	for _, has := range []bool{len(e.Argv) > 0, e.Session == "" && e.Shell != "", e.Session != ""} {
@@ -99,7 +99,7 @@ func checkExec(e sandbox.ExecSpec) error {
 		}
 	}
 	if kinds != 1 || e.Session != "" && e.Shell == "" || len(e.Argv) > 0 && e.Argv[0] == "" {
-		return invalid("exec: want one of argv, shell, and session with shell")
+		return invalid("exec %s: want one of argv, shell, and session with shell", e.ID)
 	}
 	for _, err := range []error{
 		checkList("argv and shell", append(slices.Clone(e.Argv), e.Shell), maxArgs+1, 4*maxArgsBytes),
@@ -119,7 +119,7 @@ func checkExec(e sandbox.ExecSpec) error {
 		return invalid("role %q: want %s or %s", e.Role, sandbox.ExecAgent, sandbox.ExecTool)
 	}
 	if e.Timeout < 0 || e.KillGrace < 0 || e.MaxOutput < 0 || e.MaxOutput > holder.MaxOutput {
-		return invalid("timeout_ms, kill_grace_ms and max_output_bytes: want 0 or more, and at most %d bytes", holder.MaxOutput)
+		return invalid("timeout_ms %d, kill_grace_ms %d, max_output_bytes %d: want 0 or more, and at most %d bytes", e.Timeout, e.KillGrace, e.MaxOutput, holder.MaxOutput)
 	}
 	return nil
 }
@@ -262,7 +262,7 @@ func (n *Node) Output(ctx context.Context, id, exec, stream string, offset int64
 		kept = st.Stderr.Kept
 	}
 	if offset > kept {
-		return 0, invalid("output from %d: there are %d bytes", offset, kept)
+		return 0, invalid("output from %d: %d bytes are kept: go on from there", offset, kept)
 	}
 	if offset == kept {
 		return 0, nil

@@ -75,7 +75,7 @@ func (n *Node) withFiles(ctx context.Context, id string, fn func(b *box, f *gues
 		return err
 	}
 	if n.c.Guest == "" {
-		return fmt.Errorf("%w: it has no quarry-guest", sandbox.ErrUnsupported)
+		return fmt.Errorf("%w: file calls and shares need quarry-guest: install it beside quarry-shim, and start the worker anew", sandbox.ErrUnsupported)
 	}
 	defer b.use()()
 	b.mu.Lock()
@@ -92,7 +92,7 @@ func (b *box) awake() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.paused.now {
-		return fmt.Errorf("%w: it is paused", sandbox.ErrNotReady)
+		return fmt.Errorf("%w: it is paused: resume it first", sandbox.ErrNotReady)
 	}
 	return nil
 }

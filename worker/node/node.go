@@ -28,7 +28,7 @@ import (
 )
 
 // ErrRunning says that another node has the folder.
-var ErrRunning = errors.New("another node runs on this worker folder")
+var ErrRunning = errors.New("another quarry worker runs on this folder: stop it, or give another --worker-dir")
 
 var _ sandbox.Node = (*Node)(nil)
 
@@ -241,6 +241,11 @@ func (n *Node) Close() error {
 	return n.tree.Remove()
 }
 
+// unknown is for an id that no sandbox and no record has.
+func unknown(id string) error {
+	return fmt.Errorf("%w: %q: it is of another worker, or ended so long ago that its record is gone", sandbox.ErrUnknown, id)
+}
+
 // box finds a sandbox that has not ended. Errors: sandbox.ErrUnknown,
 // *sandbox.EndedError.
 func (n *Node) box(id string) (*box, error) {
@@ -252,5 +257,5 @@ func (n *Node) box(id string) (*box, error) {
 	if b, ok := n.boxes[id]; ok {
 		return b, nil
 	}
-	return nil, fmt.Errorf("%w: %q", sandbox.ErrUnknown, id)
+	return nil, unknown(id)
 }

@@ -27,7 +27,7 @@ func (n *Node) openShare(name string) (*os.File, os.FileMode, error) {
 	share, rest, _ := strings.Cut(name, "/")
 	folder, ok := n.c.Shares[share]
 	if !ok {
-		return nil, 0, fmt.Errorf("share %q: %w", name, sandbox.ErrShare)
+		return nil, 0, fmt.Errorf("share %q: %w: start the worker with --share %s=FOLDER, or name one that it has", name, sandbox.ErrShare, share)
 	}
 	root, err := unix.Open(folder, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -125,7 +125,7 @@ func (b *box) giveAll(ctx context.Context) error {
 		return nil
 	}
 	if b.n.c.Guest == "" {
-		return fmt.Errorf("%w: the image has no %s to give something at, and quarry-guest, which would make one, is not there", sandbox.ErrUnsupported, gifts[0].target)
+		return fmt.Errorf("%w: the image has no %s to give something at, and quarry-guest, which would make one, is not beside quarry-shim", sandbox.ErrUnsupported, gifts[0].target)
 	}
 	f := b.newFiles()
 	for _, g := range gifts {

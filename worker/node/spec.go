@@ -76,7 +76,7 @@ func (n *Node) checked(s sandbox.Spec) (sandbox.Spec, error) {
 		return s, invalid("network: %d rules, at most %d", len(s.Network.Allow), maxRules)
 	}
 	if n.c.Network == nil && len(s.Network.Allow) > 0 {
-		return s, fmt.Errorf("%w: it gives sandboxes no network", sandbox.ErrUnsupported)
+		return s, fmt.Errorf("%w: its worker gives sandboxes no network: leave network.allow out, or start it without --no-network", sandbox.ErrUnsupported)
 	}
 	if len(s.Shares) > maxShares {
 		return s, invalid("shares: %d, at most %d", len(s.Shares), maxShares)
@@ -214,7 +214,7 @@ func (n *Node) checkShare(s sandbox.Share) error {
 	}
 	share, _, _ := strings.Cut(s.Name, "/")
 	if _, ok := n.c.Shares[share]; !ok {
-		return fmt.Errorf("share %q: %w", s.Name, sandbox.ErrShare)
+		return fmt.Errorf("share %q: %w: start the worker with --share %s=FOLDER, or name one that it has", s.Name, sandbox.ErrShare, share)
 	}
 	return nil
 }

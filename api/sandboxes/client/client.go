@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"quarry/api/sandboxes"
@@ -33,13 +34,14 @@ type Config struct {
 // repeated: creates have keys and execs have ids for that.
 type Client struct {
 	base  string
+	where string // as it was said
 	token string
 	http  *http.Client
 }
 
 // New returns a client of cfg.
 func New(cfg Config) (*Client, error) {
-	c := &Client{base: strings.TrimSuffix(cfg.URL, "/"), token: cfg.Token, http: cfg.HTTP}
+	c := &Client{base: strings.TrimSuffix(cfg.URL, "/"), where: cfg.URL, token: cfg.Token, http: cfg.HTTP}
 	if path, ok := strings.CutPrefix(cfg.URL, "unix:"); ok {
 		dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -97,6 +99,9 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
 	resp, err := c.http.Do(req)
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) {
+		return nil, fmt.Errorf("no worker answers at %s: start one with quarry worker, or name another: %w", c.where, err)
+	}
 	if err != nil {
 		return nil, err
 	}
