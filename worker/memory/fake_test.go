@@ -161,7 +161,7 @@ func TestHolesAreNotData(t *testing.T) {
 	if _, err := given.Seek(77, 0); err != nil {
 		t.Fatal(err)
 	}
-	data, err := f.Data()
+	data, err := f.Data(t.Context())
 	if want := "[{1048576 8192} {2147483648 4096}]"; err != nil || fmt.Sprint(data) != want {
 		t.Errorf("got %v, %v, want %s", data, err, want)
 	}
@@ -257,7 +257,7 @@ func TestFilesOfAnImageAreFound(t *testing.T) {
 	if n := count(t, path, pids, "/proc"); n != 0 {
 		t.Error("a file of another mount was opened")
 	}
-	if _, err := memory.OpenImages(pids, dir+"/nothere"); err == nil {
+	if _, err := memory.OpenImages(t.Context(), pids, dir+"/nothere"); err == nil {
 		t.Error("no mount: no error")
 	}
 }
@@ -269,7 +269,7 @@ func count(t *testing.T, path string, pids []int, mount string) (n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := memory.OpenImages(pids, mount)
+	files, err := memory.OpenImages(t.Context(), pids, mount)
 	if err != nil {
 		t.Fatal(err)
 	}

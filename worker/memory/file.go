@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -80,10 +81,13 @@ func (f *File) control(fn func(fd int) error) error {
 }
 
 // Data lists where the file has content, in memory or in swap. The rest are holes,
-// which read as zeros and need no memory.
-func (f *File) Data() (out []Range, err error) {
+// which read as zeros and need no memory. When ctx ends it is a part of that.
+func (f *File) Data(ctx context.Context) (out []Range, err error) {
 	err = f.control(func(fd int) error {
 		for off := int64(0); ; {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
 			start, err := unix.Seek(fd, off, unix.SEEK_DATA)
 			if errors.Is(err, unix.ENXIO) {
 				return nil

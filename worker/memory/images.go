@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"context"
 	"fmt"
 	"os"
 
@@ -13,8 +14,9 @@ const maxImages = 256
 
 // OpenImages opens files of a mounted image that processes of a sandbox have open or
 // mapped, which its guest has used, at most 256. The processes are not trusted: nothing
-// of another file system is opened, whatever they do meanwhile.
-func OpenImages(pids []int, mount string) ([]*File, error) {
+// of another file system is opened, whatever they do meanwhile. When ctx ends they are
+// some of them.
+func OpenImages(ctx context.Context, pids []int, mount string) ([]*File, error) {
 	var at unix.Stat_t
 	if err := unix.Stat(mount, &at); err != nil {
 		return nil, fmt.Errorf("files of the image at %s: %w", mount, err)
@@ -25,7 +27,7 @@ func OpenImages(pids []int, mount string) ([]*File, error) {
 		for _, list := range []string{"fd", "map_files"} {
 			dir := fmt.Sprintf("/proc/%d/%s", pid, list)
 			for _, name := range entries(dir) {
-				if len(out) == maxImages {
+				if len(out) == maxImages || ctx.Err() != nil {
 					return out, nil
 				}
 				if f := openOf(dir+"/"+name, at.Dev, seen); f != nil {

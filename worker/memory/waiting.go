@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -26,7 +27,7 @@ type Sandbox struct {
 	// Images opens the files of the image that it has used, as OpenImages does; nil: there
 	// are none. It is called before the first byte is taken; the files are closed when
 	// they are brought back.
-	Images func() []*File
+	Images func(context.Context) []*File
 	// Away says that memory may have been taken before Add, by a worker that has ended:
 	// what is away is brought back also when nothing more is taken.
 	Away bool
@@ -42,12 +43,17 @@ const (
 	// dry is how long a sandbox is left alone that gave less than it was asked for: the
 	// rest of its memory is in use, or swap is full.
 	dry = 10 * time.Second
+	// maxOpen bounds the files of images that are open for all sandboxes together. Pages
+	// of the rest come back when they are read.
+	maxOpen = 8192
 )
 
 // Waiting keeps the sandboxes of a worker that are paused, and takes memory from those
 // that will wait longest. Its methods may be called at once. The zero value is empty.
 type Waiting struct {
 	Metrics *Metrics // nil counts for nobody; set before the first call
+
+	open atomic.Int64 // files of images
 
 	mu   sync.Mutex
 	list map[string]*waiter
@@ -56,6 +62,7 @@ type Waiting struct {
 
 // waiter is a sandbox that waits. What stands below mu belongs to who holds it.
 type waiter struct {
+	w      *Waiting
 	s      Sandbox
 	paused time.Time
 	until  time.Time // zero is not known
@@ -76,7 +83,7 @@ var errWakes = errors.New("the sandbox wakes")
 // Add says that a sandbox was paused, and until when it is expected to wait, if that is
 // known. It must be paused: what is taken from one that runs comes back at once.
 func (w *Waiting) Add(s Sandbox, paused, until time.Time) {
-	n := &waiter{s: s, paused: paused, until: until}
+	n := &waiter{w: w, s: s, paused: paused, until: until}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -132,7 +139,7 @@ func (w *Waiting) Wake(ctx context.Context, id string) (Fetched, error) {
 		return Fetched{}, nil
 	}
 	going, end := context.WithCancel(context.WithoutCancel(ctx))
-	f := startFetch(going, n.taken())
+	f := startFetch(going, n.taken(ctx))
 	got, err := f.wait(ctx)
 	w.Metrics.woke(got, err)
 	if !got.Rest {
@@ -154,10 +161,10 @@ func (w *Waiting) Wake(ctx context.Context, id string) (Fetched, error) {
 }
 
 // taken lists what a reclaim has taken, or was left without by others since.
-func (n *waiter) taken() []Piece {
+func (n *waiter) taken(ctx context.Context) []Piece {
 	var out []Piece
 	if n.data == nil && n.s.Away && n.s.Memory != nil {
-		n.data, _ = n.s.Memory.Data()
+		n.data, _ = n.s.Memory.Data(ctx)
 	}
 	if n.data != nil {
 		out = append(out, Piece{n.s.Memory, n.data})
@@ -231,7 +238,7 @@ func (n *waiter) reclaim(ctx context.Context, want int64) (f Freed, err error) {
 			n.dry = time.Now().Add(dry)
 		}
 	}()
-	n.remember()
+	n.remember(ctx)
 	f.Reduced, err = n.reduce(ctx)
 	if f.Reduced >= want || ctx.Err() != nil {
 		return f, err
@@ -245,18 +252,23 @@ func (n *waiter) reclaim(ctx context.Context, want int64) (f Freed, err error) {
 }
 
 // remember notes what there is before the first byte is taken.
-func (n *waiter) remember() {
+func (n *waiter) remember(ctx context.Context) {
 	if n.noted {
 		return
 	}
 	n.noted = true
 	if n.s.Memory != nil {
-		n.data, _ = n.s.Memory.Data() // without it the guest brings back what it touches
+		n.data, _ = n.s.Memory.Data(ctx) // without it the guest brings back what it touches
 	}
 	if n.s.Images == nil {
 		return
 	}
-	for _, f := range n.s.Images() {
+	for _, f := range n.s.Images(ctx) {
+		if n.w.open.Add(1) > maxOpen || ctx.Err() != nil {
+			n.w.open.Add(-1)
+			f.Close()
+			continue
+		}
 		var here []Range
 		if st, err := f.f.Stat(); err == nil {
 			here = f.Present(Range{0, st.Size()})
@@ -269,6 +281,7 @@ func (n *waiter) remember() {
 func (n *waiter) forget() {
 	for _, p := range n.images {
 		p.File.Close()
+		n.w.open.Add(-1)
 	}
 	n.images = nil
 }

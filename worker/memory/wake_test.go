@@ -27,7 +27,7 @@ func TestAGuestThatWaitsGivesItsMemoryAndGetsItBack(t *testing.T) {
 			s.pause()
 			var w memory.Waiting
 			box, image := s.sandbox("one"), imageFile(t)
-			box.Images = func() []*memory.File { return []*memory.File{image} }
+			box.Images = func(context.Context) []*memory.File { return []*memory.File{image} }
 			w.Add(box, time.Now(), time.Time{})
 			full := s.held()
 			took := w.Reclaim(t.Context(), 1<<40)

@@ -148,7 +148,7 @@ func (b *box) offerMemory(before bool) {
 }
 
 // imagesInUse opens the files of the image that the sandbox has used.
-func (b *box) imagesInUse() []*memory.File {
+func (b *box) imagesInUse(ctx context.Context) []*memory.File {
 	b.mu.Lock()
 	mt := b.mount
 	b.mu.Unlock()
@@ -159,7 +159,7 @@ func (b *box) imagesInUse() []*memory.File {
 	if err != nil {
 		return nil
 	}
-	files, err := memory.OpenImages(pids, mt.Root())
+	files, err := memory.OpenImages(ctx, pids, mt.Root())
 	if err != nil {
 		b.n.log.Warn("pages of an image come back only when they are read", "sandbox", b.id, "err", err)
 	}
