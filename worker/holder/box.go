@@ -42,6 +42,7 @@ type box struct {
 	initEnds  map[int]*os.File // its streams, for who is restored
 	runsc     []string
 	score     []byte        // oom_score_adj before it was shielded
+	bare      bool          // its first process is the sleeper
 	ended     chan struct{} // end is set
 
 	mu         sync.Mutex // guards what follows
@@ -57,6 +58,8 @@ type box struct {
 	running    int
 	tools      int
 	helpers    int
+	starting   int          // helpers that are being started
+	helping    map[int]bool // PIDs of helpers that run
 	isPaused   bool
 	pausedAt   time.Time
 	paused     time.Duration // not counting a pause that lasts
@@ -94,7 +97,7 @@ func newBox(c config, log *slog.Logger, keep *os.File) *box {
 	kept := cmp.Or(c.MaxKept, DefaultKept)
 	return &box{
 		dir: c.Dir, id: c.ID, maxOutput: cmp.Or(c.MaxOutput, DefaultMaxOutput), log: log, keep: keep,
-		runsc: c.Runsc, execs: map[string]*execution{}, past: map[idSum]struct{}{}, ended: make(chan struct{}),
+		runsc: c.Runsc, bare: !c.Entrypoint, helping: map[int]bool{}, execs: map[string]*execution{}, past: map[idSum]struct{}{}, ended: make(chan struct{}),
 		room: room{left: kept - kept/journalPart},
 	}
 }

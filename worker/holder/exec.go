@@ -29,8 +29,9 @@ type execution struct {
 	stdin    *input   // nil without one
 	terminal *os.File // the master, nil without one
 	started  chan struct{}
-	gone     chan struct{} // its leader has ended
-	ended    chan struct{} // its state is final
+	gone     chan struct{}           // its leader has ended
+	ended    chan struct{}           // its state is final
+	before   <-chan []sentry.Process // who was there as it began, nil when nobody asked; set before started is closed
 
 	mu      sync.Mutex // guards what follows
 	state   sandbox.ExecState
@@ -212,6 +213,7 @@ func (x *execution) start(s sandbox.ExecSpec, p Process) {
 		x.finish(func(st *sandbox.ExecState) { lose(st, plain(err.Error())) })
 		return
 	}
+	x.lookBefore()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	pid, err := x.box.sentry.Execute(ctx, sentry.Exec{

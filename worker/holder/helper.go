@@ -42,6 +42,7 @@ func (b *box) helper(ctx context.Context, r request, files []*os.File) (*sentry.
 	defer func() {
 		b.mu.Lock()
 		b.helpers--
+		delete(b.helping, pid)
 		b.mu.Unlock()
 	}()
 	waited := make(chan error, 1)
@@ -76,7 +77,18 @@ func (b *box) startHelper(ctx context.Context, p Process, streams map[int]*os.Fi
 	defer b.gate.leave()
 	b.mu.Lock()
 	over, isPaused := b.over, b.isPaused
+	b.starting++
 	b.mu.Unlock()
+	pid := 0
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.starting--
+		if pid > 0 {
+			b.helpers++
+			b.helping[pid] = true
+		}
+	}()
 	switch {
 	case over:
 		return 0, sandbox.ErrEnded
@@ -86,17 +98,15 @@ func (b *box) startHelper(ctx context.Context, p Process, streams map[int]*os.Fi
 	// Not the caller's ctx: a helper that was started is known, and can be killed.
 	starting, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	pid, err := b.sentry.Execute(starting, sentry.Exec{
+	started, err := b.sentry.Execute(starting, sentry.Exec{
 		Argv: p.Argv, Env: p.Env, WorkDir: p.WorkDir, UID: p.UID, GID: p.GID, Groups: p.Groups, Capabilities: p.Capabilities,
 		NoNewPrivs: p.NoNewPrivs, Files: streams, Program: program,
 	})
 	if err != nil {
 		return 0, b.sentryError(err)
 	}
-	b.mu.Lock()
-	b.helpers++
-	b.mu.Unlock()
-	return pid, nil
+	pid = started
+	return started, nil
 }
 
 // cat writes a file of the guest to out.

@@ -65,7 +65,11 @@ func (x *execution) killAll(pid int, grace time.Duration, hurry <-chan struct{})
 			x.box.look(ctx, family)
 		}
 	}
-	if err := x.box.killFamily(ctx, family); err != nil {
+	err := x.box.killFamily(ctx, family)
+	if err == nil && x.beganAlone(ctx, pid) {
+		err = x.killRest(ctx)
+	}
+	if err != nil {
 		x.box.log.Warn("processes of an exec may be left", "exec", x.state.ID, "err", err)
 	}
 }
