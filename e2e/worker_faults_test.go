@@ -1,9 +1,12 @@
 package e2e_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +16,7 @@ import (
 	"time"
 
 	"quarry/api/sandboxes"
+	"quarry/api/sandboxes/client"
 	"quarry/worker/sandbox"
 )
 
@@ -136,15 +140,9 @@ func TestAFullDisk(t *testing.T) {
 	if sb, err := c.Get(ctx, greedy.ID); err != nil || sb.End != nil && (sb.End.Reason != sandbox.ReasonDiskFull || sb.End.Blame != sandbox.BlameInfra) {
 		t.Errorf("got %+v, %v", sb.End, err)
 	}
-	// Others are refused as long as it is full, with a word of the disk, or are made.
-	if other, err := c.Create(ctx, spec, ""); err == nil {
-		_, err = c.Delete(ctx, other.ID)
-		check(t, err)
-	} else if !errors.Is(err, sandbox.ErrCapacity) {
-		t.Errorf("another create: %v", err)
-	}
 	_, err = c.Delete(ctx, greedy.ID)
 	check(t, err)
+	r.withoutDisk(ctx, c, small, spec)
 	next, err := c.Create(ctx, spec, "")
 	check(t, err)
 	if code, out, err := run(ctx, c, next.ID, sandbox.ExecSpec{Shell: "echo room"}); code != 0 || out != "room\n" {
@@ -155,6 +153,61 @@ func TestAFullDisk(t *testing.T) {
 	r.endWorker()
 	check(t, syscall.Unmount(small, 0))
 	r.nothingLeftOf()
+}
+
+// withoutDisk fills the node's disk under a sandbox: whatever happens is said to be the
+// node's fault, and nothing new is begun.
+func (r *workerRig) withoutDisk(ctx context.Context, c *client.Client, small string, spec sandbox.Spec) {
+	t := r.t
+	t.Helper()
+	sb, err := c.Create(ctx, spec, "")
+	check(t, err)
+	ready := func() int {
+		resp, err := http.Get(r.url + "/readyz")
+		check(t, err)
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	if code := ready(); code != http.StatusOK {
+		t.Errorf("with room: readyz says %d", code)
+	}
+	ballast := filepath.Join(small, "ballast")
+	f, err := os.Create(ballast)
+	check(t, err)
+	for n := 1 << 20; n >= 4096; n /= 2 {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, n))
+		}
+	}
+	check(t, f.Close())
+	if code := ready(); code != http.StatusServiceUnavailable {
+		t.Errorf("without room: readyz says %d", code)
+	}
+	var busy *sandboxes.Error
+	if _, err := c.Create(ctx, spec, ""); !errors.Is(err, sandbox.ErrCapacity) || !errors.As(err, &busy) || busy.RetryAfter == 0 || !strings.Contains(err.Error(), "disk") {
+		t.Errorf("another create: %v", err)
+	}
+	a, err := c.Exec(ctx, sb.ID, sandboxes.ExecRequest{ExecSpec: sandbox.ExecSpec{ID: "short", Shell: "head -c 100000 /dev/zero"}})
+	if err == nil && (a.Stdout.Kept+a.Stdout.Dropped != 100000 || a.Stdout.DroppedBy != sandbox.DroppedDisk || a.Stdout.Error == "" || a.Infra == "") || err != nil && !errors.Is(err, sandbox.ErrEnded) {
+		t.Errorf("output that cannot be kept: %+v, %v", a.ExecState, err)
+	}
+	content := make([]byte, 1<<20)
+	_, err = c.WriteFile(ctx, sb.ID, "/root/large", sandbox.WriteOptions{Size: int64(len(content))}, bytes.NewReader(content))
+	if err == nil || errors.Is(err, sandbox.ErrDiskFull) {
+		t.Errorf("a file on a full disk: %v", err)
+	}
+	t.Logf("a file: %v", err)
+	end, err := c.Delete(ctx, sb.ID)
+	check(t, err)
+	t.Logf("it ended: %+v", end)
+	raw, err := os.ReadFile(r.path("w", "records", sb.ID+".json"))
+	if err != nil || !bytes.Contains(raw, []byte(end.Reason)) {
+		t.Errorf("its record: %q, %v", raw, err)
+	}
+	check(t, os.Remove(ballast))
+	if code := ready(); code != http.StatusOK {
+		t.Errorf("with room again: readyz says %d", code)
+	}
 }
 
 // TestTheDiskLimitIsTheGuests writes more than a sandbox may.

@@ -215,6 +215,9 @@ func (h *Handler) health(c call) error {
 	return c.w.json(http.StatusOK, map[string]string{"status": "ok"})
 }
 
+// notReadyRetry is when a node that is not ready is worth another look.
+const notReadyRetry = 5 * time.Second
+
 // ready says whether the node takes creates.
 func (h *Handler) ready(c call) error {
 	ctx, cancel := context.WithTimeout(c.r.Context(), 5*time.Second)
@@ -225,6 +228,9 @@ func (h *Handler) ready(c call) error {
 	}
 	if s.Draining {
 		return sandbox.ErrDraining
+	}
+	if s.NotReady != "" {
+		return &sandbox.Busy{Err: sandbox.ErrCapacity, What: "node", Why: s.NotReady, RetryAfter: notReadyRetry}
 	}
 	return c.w.json(http.StatusOK, map[string]string{"status": "ready"})
 }

@@ -37,6 +37,7 @@ type workerOptions struct {
 	node   node.Config
 	memory byteSize
 	disk   byteSize
+	keep   byteSize
 	shares []string
 	net    networkFlags
 	paused pausedFlags
@@ -71,6 +72,7 @@ exec, logs, cp and stats use it.`,
 	f.IntVar(&o.node.QueuedCreates, "queue", 0, "creates that wait; more are refused (default 256)")
 	f.Var(&o.memory, "memory", "memory that the requests of sandboxes may add up to, such as 20G (default nine tenths of the machine's)")
 	f.Var(&o.disk, "disk", "disk that the limits of sandboxes may add up to (default nine tenths of what is free)")
+	f.Var(&o.keep, "disk-reserve", "free disk below which no sandbox is made (default a fiftieth of the disk, at most 1G)")
 	f.Float64Var(&o.node.DiskOvercommit, "disk-overcommit", 1, "how many times --disk the limits may add up to, 1 to 100: few sandboxes write all that they may")
 	f.Int64Var(&o.node.PIDs, "pids", 0, "processes that the limits of sandboxes may add up to (default seven eighths of what the machine can have)")
 	f.Int64Var(&o.node.Default.MemoryMB, "default-memory-mb", 0, "MiB of a sandbox that does not say (default 1024)")
@@ -143,7 +145,7 @@ func runWorker(ctx context.Context, o workerOptions, stdout, stderr io.Writer) e
 	cfg.MemoryMetrics = memory.NewMetrics()
 	registry.MustRegister(cfg.Waits, cfg.MemoryMetrics)
 	cfg.Dir, cfg.Worker, cfg.Fetch, cfg.Shares, cfg.Log, cfg.Version = wk.Dir, wk, images.fetch, shares, log, version
-	cfg.Memory, cfg.Disk = o.memory.bytes, o.disk.bytes
+	cfg.Memory, cfg.Disk, cfg.DiskReserve = o.memory.bytes, o.disk.bytes, o.keep.bytes
 	if !o.anyRunsc {
 		cfg.RunscVersion = runscVersion()
 	}

@@ -104,10 +104,14 @@ func (l *ledger) giveBack(a amount) {
 	l.add(amount{-a.sandboxes, -a.memory, -a.disk, -a.pids})
 }
 
-// hasRoom refuses a create whose disk the machine does not have now, where limits may
-// add up to more than it has: sandboxes that are there may have written theirs. Errors:
-// *sandbox.Busy.
+// hasRoom refuses a create while the disk is nearly full, and one whose disk the machine
+// does not have now where limits may add up to more than it has: sandboxes that are there
+// may have written theirs. Errors: *sandbox.Busy.
 func (n *Node) hasRoom(a amount) error {
+	if low := n.diskLow(); low != "" {
+		n.ledger.refuse("disk")
+		return busyDisk(low)
+	}
 	if n.c.DiskOvercommit <= 1 {
 		return nil
 	}

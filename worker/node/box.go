@@ -58,7 +58,8 @@ type box struct {
 
 	memory boxMemory
 
-	strays bool // processes of it may run that neither holder nor group knows; the owner's alone
+	unsaved *record // of its end, when that could not be written; the owner's alone
+	strays  bool    // processes of it may run that neither holder nor group knows; the owner's alone
 
 	ask     chan struct{} // closed when there is a cause
 	dead    chan struct{} // closed when the sandbox or its holder has ended

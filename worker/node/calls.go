@@ -197,7 +197,7 @@ func (n *Node) SetTTL(ctx context.Context, id string, seconds int64) (sandbox.Sa
 	if longer {
 		wall := at.UTC().Round(0)
 		if err := b.update(func(j *journal) { j.Expires = &wall }); err != nil {
-			return sandbox.Sandbox{}, err
+			return sandbox.Sandbox{}, n.whoseDisk(err)
 		}
 		b.mu.Lock()
 		if at.After(b.expires) {
@@ -230,7 +230,7 @@ func (n *Node) SetNetwork(ctx context.Context, id string, p sandbox.Policy) (san
 		return b.link.State(), err
 	}
 	if err := b.update(func(j *journal) { j.Policy, j.Generation = p, gen }); err != nil {
-		return b.link.State(), err
+		return b.link.State(), n.whoseDisk(err)
 	}
 	b.tell("network")
 	return b.link.State(), nil
@@ -238,10 +238,11 @@ func (n *Node) SetNetwork(ctx context.Context, id string, p sandbox.Policy) (san
 
 // Status implements sandbox.Node.
 func (n *Node) Status(context.Context) (sandbox.NodeStatus, error) {
+	low := n.diskLow()
 	n.mu.Lock()
 	boxes := slices.Collect(maps.Values(n.boxes))
 	s := sandbox.NodeStatus{
-		Version: n.c.Version, Runsc: n.runsc, CgroupV2: n.tree != nil && n.tree.V2(), Draining: n.draining,
+		Version: n.c.Version, Runsc: n.runsc, CgroupV2: n.tree != nil && n.tree.V2(), Draining: n.draining, NotReady: low,
 		Sandboxes: map[sandbox.State]int{}, MaxSandboxes: n.c.MaxSandboxes, CannotDo: append(slices.Clone(n.cannot), n.memoryLimits()...),
 	}
 	s.Sandboxes[sandbox.StateEnded] = len(n.ended)

@@ -56,6 +56,7 @@ type Config struct {
 	// write all that they may; 0 is once. A create whose own limit is not free on the
 	// disk is refused then. What a full disk does: docs/OPERATIONS.md.
 	DiskOvercommit float64
+	DiskReserve    int64         // bytes of the folder's disk below which no sandbox is made; 0 is a fiftieth of the disk, at most 1 GiB
 	PIDs           int64         // processes that limits may add up to; 0 is seven eighths of what the machine can have
 	Creates        int           // sandboxes made at once; 0 is twice the processors
 	QueuedCreates  int           // creates that wait for their turn; 0 is 256

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -10,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -147,22 +147,30 @@ func (b *box) create() {
 	if err == nil {
 		return
 	}
-	c := causeOf(err)
+	low := b.n.diskLow()
+	c := causeOf(err, low)
 	b.end(c)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.failure = inContract(err)
+	b.failure = inContract(err, low)
 	if b.cause.Reason != c.Reason || b.cause.Message != c.Message { // deleted meanwhile
 		b.failure = fmt.Errorf("%w: %s", sandbox.ErrEnded, b.cause.Message)
 	}
 	b.state = sandbox.StateEnding
 }
 
-// inContract makes a create's error one of those that callers know.
-func inContract(err error) error {
+// byDisk reports whether a create may have failed for want of room on a disk that is
+// low: runsc, the holder and the reader say so in words alone.
+func byDisk(err error, low string) bool {
+	return isFull(err) || low != "" && (!typed(err) || errors.Is(err, sandbox.ErrRuntime) || errors.Is(err, sandbox.ErrImagePull))
+}
+
+// inContract makes a create's error one of those that callers know. low says that the
+// node's disk has hardly any room.
+func inContract(err error, low string) error {
 	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%w: %w", &sandbox.Busy{Err: sandbox.ErrCapacity, What: "disk", Why: "the disk of the worker's folder is full", RetryAfter: retryCapacity}, err)
+	case byDisk(err, low):
+		return fmt.Errorf("%w: %w", busyDisk(cmp.Or(low, "the disk of the worker's folder is full")), err)
 	case typed(err):
 		return err
 	case errors.Is(err, worker.ErrPlatform):
@@ -296,7 +304,7 @@ func (b *box) began() error {
 }
 
 // causeOf says which end a create's error is.
-func causeOf(err error) cause {
+func causeOf(err error, low string) cause {
 	var ce *createError
 	if errors.As(err, &ce) {
 		return ce.cause
@@ -310,10 +318,10 @@ func causeOf(err error) cause {
 		c.Reason = sandbox.ReasonVerify
 	case errors.Is(err, sandbox.ErrImage):
 		c.Reason, c.Blame = sandbox.ReasonImage, sandbox.BlameUser
+	case byDisk(err, low):
+		c.Reason = sandbox.ReasonDiskFull
 	case errors.Is(err, sandbox.ErrImagePending), errors.Is(err, sandbox.ErrImagePull):
 		c.Reason = sandbox.ReasonImage
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		c.Reason = sandbox.ReasonDiskFull
 	case errors.Is(err, network.ErrForward):
 		c.Reason = sandbox.ReasonNetwork
 	case slices.ContainsFunc(user, func(e error) bool { return errors.Is(err, e) }):

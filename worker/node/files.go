@@ -84,7 +84,7 @@ func (n *Node) withFiles(ctx context.Context, id string, fn func(b *box, f *gues
 	}
 	f := b.files
 	b.mu.Unlock()
-	return b.explain(ctx, fn(b, f))
+	return b.explain(ctx, n.whoseDisk(fn(b, f)))
 }
 
 // awake refuses what needs the guest's tasks while they stand.

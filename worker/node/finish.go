@@ -126,9 +126,10 @@ func (b *box) conclude(ctx context.Context, end sandbox.End) {
 	r := record{Version: recordVersion, Key: b.j.Key, Body: b.j.Body, Failed: b.failed() != nil, Sandbox: v}
 	n := b.n
 	if err := n.records.save(r); err != nil {
-		// The disk may be full. It is known as long as this node runs, and the next one
-		// ends what is left of it with another record.
-		n.log.ErrorContext(ctx, "the record of a sandbox's end is not written", "sandbox", b.id, "reason", end.Reason, "err", err)
+		// The disk may be full. What is removed now makes room, and the journal stays until
+		// the record is written: should this node end before, the next one writes another.
+		n.log.ErrorContext(ctx, "the record of a sandbox's end is not written yet", "sandbox", b.id, "reason", end.Reason, "err", err)
+		b.unsaved = &r
 	}
 	b.mu.Lock()
 	b.state = sandbox.StateEnded
@@ -218,15 +219,27 @@ func (b *box) removeAll(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return removeFolder(b.dir)
+	return removeFolder(b.dir, b.saveEnd)
 }
 
-// removeFolder removes a sandbox's folder, the journal last: without it the next node
-// would know nothing of what is left.
-func removeFolder(dir string) error {
+// saveEnd writes the record of the end that could not be written before.
+func (b *box) saveEnd() error {
+	if b.unsaved == nil {
+		return nil
+	}
+	if err := b.n.records.save(*b.unsaved); err != nil {
+		return fmt.Errorf("record of its end: %w", err)
+	}
+	b.unsaved = nil
+	return nil
+}
+
+// removeFolder removes a sandbox's folder, the journal last, once before has succeeded:
+// without it the next node would know nothing of what is left.
+func removeFolder(dir string, before func() error) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return before()
 	}
 	if err != nil {
 		return err
@@ -238,6 +251,9 @@ func removeFolder(dir string) error {
 		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
 			return err
 		}
+	}
+	if err := before(); err != nil {
+		return err
 	}
 	return os.RemoveAll(dir)
 }

@@ -141,13 +141,18 @@ type records struct{ dir string }
 
 func (r records) path(id string) string { return filepath.Join(r.dir, id+recordExt) }
 
-// save writes a record, which is on the disk when it returns.
+// save writes a record, which is on the disk when it returns. On a full disk it has what
+// was reserved for that.
 func (r records) save(rec record) error {
 	raw, err := json.Marshal(rec)
 	if err != nil {
 		return err
 	}
-	return durable.WriteFile(r.path(rec.Sandbox.ID), raw, 0o600)
+	err = durable.WriteFile(r.path(rec.Sandbox.ID), raw, 0o600)
+	if isFull(err) && os.Remove(r.reserve()) == nil { // made again when there is room
+		err = durable.WriteFile(r.path(rec.Sandbox.ID), raw, 0o600)
+	}
+	return err
 }
 
 func (r records) remove(id string) error {

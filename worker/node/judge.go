@@ -77,6 +77,8 @@ func (b *box) judge(ctx context.Context, st sandbox.ExecState) sandbox.ExecState
 	delete(b.begun, st.ID)
 	now, err := b.failedReads()
 	switch {
+	case b.n.diskFull():
+		st.Infra = "the node's disk is full: what the command wrote may have failed for that"
 	case errors.Is(err, worker.ErrUnserved):
 		st.Infra = err.Error() + ", and reads of the image failed"
 	case err != nil:

@@ -141,6 +141,9 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 		return nil, err
 	}
 	n.look(ctx)
+	if err := n.records.keepReserve(); err != nil {
+		n.log.WarnContext(ctx, "nothing is reserved for records on a full disk", "err", err)
+	}
 	if err := n.loadRecords(ctx); err != nil {
 		n.closeWaits()
 		return nil, err

@@ -60,6 +60,9 @@ func (n *Node) janitor() {
 	var soon <-chan time.Time
 	for {
 		n.trimRecords()
+		if n.diskLow() == "" { // else New has told, or save has taken it
+			_ = n.records.keepReserve()
+		}
 		if err := n.c.Worker.SweepMounts(n.life); err != nil && n.life.Err() == nil {
 			n.log.WarnContext(n.life, "images without a user stay mounted", "err", err)
 		}

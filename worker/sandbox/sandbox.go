@@ -208,6 +208,7 @@ type NodeStatus struct {
 	Runsc        string           `json:"runsc"`
 	CgroupV2     bool             `json:"cgroup_v2"`
 	Draining     bool             `json:"draining"`
+	NotReady     string           `json:"not_ready,omitempty"` // why no create can succeed now, beside what is given away
 	Sandboxes    map[State]int    `json:"sandboxes"`
 	MaxSandboxes int              `json:"max_sandboxes"`
 	Memory       Amount           `json:"memory_bytes"`

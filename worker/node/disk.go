@@ -1,0 +1,98 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"quarry/worker/sandbox"
+)
+
+// A full disk of the node is nobody's fault but the node's: what it causes is told as
+// that, nothing new is begun before it comes to it, and how sandboxes end is written
+// down all the same.
+
+const (
+	// reservePart of a disk, and at most maxReserve, is left free for what runs: below
+	// it no sandbox is made.
+	reservePart = 50
+	maxReserve  = 1 << 30
+	// recordsReserve is kept allocated for records of ends when nothing else is left:
+	// one takes a block or two, and there are a few hundred sandboxes.
+	recordsReserve = 4 << 20
+	reserveFile    = "reserve"
+)
+
+// isFull reports whether an error says that a disk has no room.
+func isFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
+// diskLow says that a disk of the node has less room than it keeps for what runs; ""
+// when it has enough. One that cannot be asked is told of where it is used.
+func (n *Node) diskLow() string {
+	for _, dir := range []string{n.c.boxesDir(), n.c.recordsDir()} {
+		var st unix.Statfs_t
+		if unix.Statfs(dir, &st) != nil {
+			continue
+		}
+		free, reserve := int64(st.Bavail)*st.Bsize, n.c.DiskReserve
+		if reserve == 0 {
+			reserve = min(maxReserve, int64(st.Blocks)*st.Bsize/reservePart)
+		}
+		if free < reserve {
+			return fmt.Sprintf("the disk of %s has %d MiB free, and the node keeps %d for what runs: free some of it", dir, free>>20, reserve>>20)
+		}
+	}
+	return ""
+}
+
+// busyDisk is the refusal for want of room on the node's disk.
+func busyDisk(why string) *sandbox.Busy {
+	return &sandbox.Busy{Err: sandbox.ErrCapacity, What: "disk", Why: why, RetryAfter: retryCapacity}
+}
+
+// whoseDisk tells a full disk of the node from a sandbox at its limit.
+func (n *Node) whoseDisk(err error) error {
+	if !errors.Is(err, sandbox.ErrDiskFull) && !isFull(err) {
+		return err
+	}
+	if low := n.diskLow(); low != "" {
+		return fmt.Errorf("%w: %v", busyDisk(low), err) // not one that blames the sandbox
+	}
+	return err
+}
+
+// diskFull reports whether a sandbox cannot write although it may.
+func (n *Node) diskFull() bool {
+	free, err := freeDisk(n.c.boxesDir())
+	return err == nil && free < scarceDisk
+}
+
+// reserve is the file that keeps room for records.
+func (r records) reserve() string { return filepath.Join(r.dir, reserveFile) }
+
+// keepReserve makes the reserve when it is not there.
+func (r records) keepReserve() (err error) {
+	f, err := os.OpenFile(r.reserve(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = unix.Fallocate(int(f.Fd()), 0, 0, recordsReserve)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		_, err = f.Write(make([]byte, recordsReserve))
+	}
+	err = errors.Join(err, f.Close())
+	if err != nil { // half a reserve would pass for one
+		err = errors.Join(err, os.Remove(r.reserve()))
+	}
+	return err
+}
