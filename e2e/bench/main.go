@@ -70,12 +70,13 @@ var parts = []part{
 	{"names", measureNames, true},
 	{"push", measurePush, true},
 	{"sandboxes", measureSandboxes, true},
+	{"agents", measureAgents, true},
 }
 
 func run(ctx context.Context) (err error) {
 	all := flag.Bool("all", false, "measure every image of the corpus, also as new content, in more rounds")
-	only := flag.String("only", "", "comma-separated parts to measure: convert, entries, index, sharing, cold, full, start, hits, replay, serve, burst, names, push, sandboxes")
-	printLive := flag.Bool("print-live", false, "print the figures of the parts full, start, hits, serve, names, push and sandboxes without judging them")
+	only := flag.String("only", "", "comma-separated parts to measure: convert, entries, index, sharing, cold, full, start, hits, replay, serve, burst, names, push, sandboxes, agents")
+	printLive := flag.Bool("print-live", false, "print the figures of the parts full, start, hits, serve, names, push, sandboxes and agents without judging them")
 	flag.Parse()
 	b := &bench{all: *all, cache: os.Getenv("QUARRY_BENCH_CACHE"), spent: map[string]conversion{}}
 	if b.cache == "" {

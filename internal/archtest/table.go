@@ -125,7 +125,7 @@ var arrows = map[string][]string{
 	"e2e/lab/traffic":         {"e2e/lab/proxy", "api", "store/chunk", "store/trace"},
 	"chunkindex/mem":          {"chunkindex", "store/chunk", "store/pack", "store/packed"},
 	"chunkindex/indextest":    {"chunkindex", "store/chunk", "store/pack"},
-	"e2e/bench":               {"api/sandboxes", "api/sandboxes/client", "worker/sandbox", "e2e/lab", "e2e/lab/proxy", "e2e/lab/traffic", "api", "rafs", "store/trace", "internal/storm", "chunkindex", "chunkindex/indextest", "converter/oci", "store/chunk", "store/bucket/dir", "store/bucket/s3/s3test", "store/catalog", "store/jobs"},
+	"e2e/bench":               {"internal/agentbench", "api/sandboxes", "api/sandboxes/client", "worker/sandbox", "e2e/lab", "e2e/lab/proxy", "e2e/lab/traffic", "api", "rafs", "store/trace", "internal/storm", "chunkindex", "chunkindex/indextest", "converter/oci", "store/chunk", "store/bucket/dir", "store/bucket/s3/s3test", "store/catalog", "store/jobs"},
 	"e2e/demo":                {"e2e/lab"},
 	"e2e/vm":                  {"internal/proc"},
 	"e2e/record":              {"e2e/lab", "api/client", "nbd", "nbd/attach", "nbd/blockdev", "rafs", "signer", "store/chunk", "store/image", "store/pack"},
