@@ -33,3 +33,7 @@ type Freed struct {
 
 // Bytes is all of it.
 func (f Freed) Bytes() int64 { return f.Reduced + f.Swapped }
+
+func (f Freed) plus(g Freed) Freed {
+	return Freed{f.Reduced + g.Reduced, f.Swapped + g.Swapped, f.Took + g.Took}
+}

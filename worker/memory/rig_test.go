@@ -294,3 +294,17 @@ func (s *guest) held() memory.Held {
 	}
 	return h
 }
+
+// processes lists those of the sandbox.
+func (s *guest) processes() ([]int, error) {
+	raw, err := os.ReadFile(filepath.Join(s.dir, "cgroup.procs"))
+	var pids []int
+	for _, word := range strings.Fields(string(raw)) {
+		pid, err := strconv.Atoi(word)
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, pid)
+	}
+	return pids, err
+}

@@ -28,6 +28,9 @@ type Sandbox struct {
 	// are none. It is called before the first byte is taken; the files are closed when
 	// they are brought back.
 	Images func(context.Context) []*File
+	// Processes lists the sandbox's: what they have mapped of Memory is what is brought
+	// back. nil: all of it is.
+	Processes func() ([]int, error)
 	// Away says that memory may have been taken before Add, by a worker that has ended:
 	// what is away is brought back also when nothing more is taken.
 	Away bool
@@ -75,6 +78,7 @@ type waiter struct {
 	dry     time.Time // nothing is asked before
 	data    []Range   // of the memory file, when something of it was taken
 	noted   bool
+	most    int64   // bytes that it had together, in memory and in swap
 	images  []Piece // what of the image was in memory before
 }
 
@@ -180,24 +184,39 @@ type Took struct {
 	Err error // why it was not more
 }
 
+// shares is how much of its memory each may be left without before the next takes more
+// of all of them. The kernel takes first what was not used for long, so that half of
+// every sandbox costs less when they wake than all of half of them.
+var shares = []float64{0.5, 0.75, 1}
+
 // Reclaim takes memory from sandboxes that wait until want bytes are free for others:
 // from the most recently paused first, which will wait longest, and not from those that
-// are expected to wake within a second. It returns what each gave. One that wakes
-// meanwhile is left alone at once.
+// are expected to wake within a second; half of each, before it takes more of any. It
+// returns what each gave. One that wakes meanwhile is left alone at once.
 func (w *Waiting) Reclaim(ctx context.Context, want int64) []Took {
 	var out []Took
-	for _, n := range w.order(time.Now()) {
-		if want <= 0 || ctx.Err() != nil {
-			break
-		}
-		f, err := n.reclaim(ctx, want)
-		want -= f.Bytes()
-		if errors.Is(err, errWakes) {
-			err = nil
-		}
-		w.Metrics.took(f, err)
-		if f.Bytes() > 0 || err != nil {
-			out = append(out, Took{n.s.ID, f, err})
+	at := map[string]int{}
+	for _, share := range shares {
+		for _, n := range w.order(time.Now()) {
+			if want <= 0 || ctx.Err() != nil {
+				return out
+			}
+			f, err := n.reclaim(ctx, want, share)
+			want -= f.Bytes()
+			if errors.Is(err, errWakes) {
+				err = nil
+			}
+			w.Metrics.took(f, err)
+			if f.Bytes() == 0 && err == nil {
+				continue
+			}
+			i, again := at[n.s.ID]
+			if !again {
+				i, at[n.s.ID] = len(out), len(out)
+				out = append(out, Took{ID: n.s.ID})
+			}
+			out[i].Freed = out[i].plus(f)
+			out[i].Err = errors.Join(out[i].Err, err)
 		}
 	}
 	return out
@@ -219,7 +238,9 @@ func (w *Waiting) order(now time.Time) []*waiter {
 	return out
 }
 
-func (n *waiter) reclaim(ctx context.Context, want int64) (f Freed, err error) {
+// reclaim takes want bytes, or what is left until the sandbox is without that share of
+// its memory.
+func (n *waiter) reclaim(ctx context.Context, want int64, share float64) (f Freed, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.gone {
@@ -230,6 +251,13 @@ func (n *waiter) reclaim(ctx context.Context, want int64) (f Freed, err error) {
 	defer context.AfterFunc(n.ctx, func() { cancel(errWakes) })()
 	begun := time.Now()
 	if begun.Before(n.dry) {
+		return Freed{}, nil
+	}
+	held, err := n.s.Group.Held()
+	if err != nil {
+		return Freed{}, err
+	}
+	if want = min(want, n.left(held, share)); want <= 0 {
 		return Freed{}, nil
 	}
 	defer func() {
@@ -251,14 +279,40 @@ func (n *waiter) reclaim(ctx context.Context, want int64) (f Freed, err error) {
 	return f, err
 }
 
-// remember notes what there is before the first byte is taken.
+// left is what may be taken until the sandbox is without that share of its memory.
+func (n *waiter) left(h Held, share float64) int64 {
+	if share >= 1 {
+		return h.Own()
+	}
+	n.most = max(n.most, h.Own()+h.Swap) // where swap is not counted, it had that much
+	return h.Own() - int64(float64(n.most)*(1-share))
+}
+
+// used is what of the guest's memory was touched since it was taken last; where that is
+// not known, all of it. What is in swap already was not touched since it went there: it
+// is left there.
+func (n *waiter) used(ctx context.Context) []Range {
+	if n.s.Processes != nil {
+		pids, err := n.s.Processes()
+		if err == nil {
+			var out []Range
+			if out, err = n.s.Memory.Used(ctx, pids); err == nil {
+				return out
+			}
+		}
+	}
+	out, _ := n.s.Memory.Data(ctx) // without it the guest brings back what it touches
+	return out
+}
+
+// remember notes what is to come back, before the first byte is taken.
 func (n *waiter) remember(ctx context.Context) {
 	if n.noted {
 		return
 	}
 	n.noted = true
 	if n.s.Memory != nil {
-		n.data, _ = n.s.Memory.Data(ctx) // without it the guest brings back what it touches
+		n.data = n.used(ctx)
 	}
 	if n.s.Images == nil {
 		return

@@ -250,3 +250,61 @@ func TestPageCacheIsLeftAlone(t *testing.T) {
 	s.resume()
 	s.ask("sum")
 }
+
+// What the guest did not touch since it was taken is left in swap at its next wake.
+func TestWhatIsNotUsedStaysInSwap(t *testing.T) {
+	const mib = 128
+	anySwap(t, 2*mib<<20)
+	s := startGuest(t, mib)
+	before := s.ask("sum")
+	var back []int64
+	for range 3 {
+		s.pause()
+		var w memory.Waiting
+		box := s.sandbox("one")
+		box.Processes = s.processes
+		w.Add(box, time.Now(), time.Time{})
+		w.Reclaim(t.Context(), 1<<40)
+		got, err := w.Wake(t.Context(), "one")
+		if err != nil {
+			t.Error(err)
+		}
+		back = append(back, got.Bytes)
+		s.resume()
+		s.touch("quarter")
+	}
+	t.Logf("brought back %d", back)
+	if back[0] < mib<<20*9/10 || back[2] < mib<<20/4*9/10 || back[2] > mib<<20/2 {
+		t.Errorf("brought back %d bytes: want all, and then what is used", back)
+	}
+	if after := s.ask("sum"); after != before {
+		t.Errorf("the guest's memory has sum %s, had %s", after, before)
+	}
+}
+
+// Half of each is taken before more of any.
+func TestHalfOfEachIsTakenFirst(t *testing.T) {
+	const mib = 128
+	anySwap(t, 4*mib<<20)
+	var w memory.Waiting
+	guests := map[string]*guest{"first": startGuest(t, mib), "second": startGuest(t, mib)}
+	for id, s := range guests {
+		s.pause()
+		w.Add(s.sandbox(id), time.Now(), time.Time{})
+	}
+	took := w.Reclaim(t.Context(), mib<<20)
+	if len(took) != 2 || took[0].ID == took[1].ID {
+		t.Fatalf("took %+v", took)
+	}
+	for _, x := range took {
+		if x.Bytes() < mib<<20*3/10 || x.Bytes() > mib<<20*8/10 {
+			t.Errorf("took %d MiB of %s, which has %d", x.Bytes()>>20, x.ID, mib)
+		}
+	}
+	for id, s := range guests {
+		if _, err := w.Wake(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+		s.resume()
+	}
+}

@@ -143,7 +143,7 @@ func (b *box) offerMemory(before bool) {
 		return
 	}
 	b.n.waiting.Add(memory.Sandbox{
-		ID: b.id, Group: m.group, Memory: m.file, Sentry: reducer{b.h}, Images: b.imagesInUse, Away: before,
+		ID: b.id, Group: m.group, Memory: m.file, Sentry: reducer{b.h}, Images: b.imagesInUse, Processes: b.members, Away: before,
 	}, time.Now(), time.Time{})
 }
 
