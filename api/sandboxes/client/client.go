@@ -67,13 +67,15 @@ type request struct {
 	header map[string]string
 	body   io.Reader
 	size   int64 // of body; -1 when not known
+	file   bool  // the body may be large
 }
 
-// A body of more than expectAbove bytes, or of unknown length, waits until the worker
-// wants it, so that a refusal comes before it is sent; expectWait bounds that wait.
+// A file or tar of more than expectAbove bytes, or of unknown length, waits until the
+// worker wants it, so that a refusal comes before it is sent; expectWait bounds that
+// wait, for proxies that know nothing of it.
 const (
 	expectAbove = 1 << 20
-	expectWait  = 5 * time.Second
+	expectWait  = time.Second
 )
 
 // do sends a request and returns an answer whose status is not an error.
@@ -88,7 +90,7 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	}
 	if r.body != nil {
 		req.ContentLength = r.size
-		if r.size < 0 || r.size > expectAbove {
+		if r.file && (r.size < 0 || r.size > expectAbove) {
 			req.Header.Set("Expect", "100-continue")
 		}
 	}

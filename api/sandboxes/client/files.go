@@ -71,7 +71,7 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, o sandbox.Write
 		q.Set("mkdirs", "true")
 	}
 	sum := sha256.New()
-	req := request{method: http.MethodPut, path: at(id, "files"), query: q, body: io.TeeReader(r, sum), size: o.Size}
+	req := request{method: http.MethodPut, path: at(id, "files"), query: q, body: io.TeeReader(r, sum), size: o.Size, file: true}
 	if o.SHA256 != "" {
 		req.header = map[string]string{sandboxes.HeaderSHA256: o.SHA256}
 	}
@@ -140,6 +140,6 @@ func (c *Client) TarDown(ctx context.Context, id string, o sandbox.TarOptions, w
 
 // TarUp unpacks a tar in a folder.
 func (c *Client) TarUp(ctx context.Context, id, path string, r io.Reader) error {
-	_, err := call[struct{}](ctx, c, request{method: http.MethodPost, path: at(id, "tar"), query: url.Values{"path": {path}}, body: r, size: -1}, nil)
+	_, err := call[struct{}](ctx, c, request{method: http.MethodPost, path: at(id, "tar"), query: url.Values{"path": {path}}, body: r, size: -1, file: true}, nil)
 	return err
 }
