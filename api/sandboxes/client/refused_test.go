@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"quarry/api/sandboxes/client"
 	"quarry/worker/sandbox"
@@ -71,7 +72,9 @@ func TestARefusedUploadIsToldWhy(t *testing.T) {
 // The client of quarry sends nothing of a large body that is not wanted.
 func TestTheClientAsksBeforeALargeBody(t *testing.T) {
 	n := newFake()
-	c, err := client.New(client.Config{URL: serve(t, n), Token: "run"})
+	patient := &http.Transport{ExpectContinueTimeout: time.Minute} // however slow the machine is
+	t.Cleanup(patient.CloseIdleConnections)
+	c, err := client.New(client.Config{URL: serve(t, n), Token: "run", HTTP: &http.Client{Transport: patient}})
 	if err != nil {
 		t.Fatal(err)
 	}
