@@ -55,6 +55,10 @@ func TestFilesThroughTheAPI(t *testing.T) {
 	if _, err := c.ReadFile(ctx, id, "/root/big", sandbox.ReadOptions{Offset: 1 << 20, Length: 70001}, &part); err != nil || !bytes.Equal(part.Bytes(), big[1<<20:][:70001]) {
 		t.Errorf("a part: %d bytes, %v", part.Len(), err)
 	}
+	part.Reset()
+	if _, err := c.ReadFile(ctx, id, "/root/big", sandbox.ReadOptions{Offset: -7, Length: -1}, &part); err != nil || !bytes.Equal(part.Bytes(), big[len(big)-7:]) {
+		t.Errorf("the end: %d bytes, %v", part.Len(), err)
+	}
 	list, err := c.ListFiles(ctx, id, "/tmp", 1)
 	if err != nil || len(list) != 3 || list[2].Path != "/tmp/\xff\xfe" {
 		t.Errorf("%+v, %v", list, err)
@@ -99,6 +103,10 @@ func (r *workerRig) pausedFiles(ctx context.Context, c *client.Client, id string
 	var got bytes.Buffer
 	if i, err := c.ReadFile(ctx, id, "/root/big", sandbox.ReadOptions{Length: -1}, &got); err != nil || !bytes.Equal(got.Bytes(), big) || i.Size != int64(len(big)) {
 		t.Errorf("paused: %d bytes, %+v, %v", got.Len(), i, err)
+	}
+	got.Reset()
+	if _, err := c.ReadFile(ctx, id, "/root/big", sandbox.ReadOptions{Offset: -7, Length: -1}, &got); err != nil || !bytes.Equal(got.Bytes(), big[len(big)-7:]) {
+		t.Errorf("paused, the end: %d bytes, %v", got.Len(), err)
 	}
 	for name, want := range map[string]error{"/tmp/fifo": sandbox.ErrFileStuck, "/tmp/null": sandbox.ErrNotReady, "/tmp/zero": sandbox.ErrNotReady, "/dev/null": sandbox.ErrFileType, "/tmp/link": sandbox.ErrFilePath, "/tmp": sandbox.ErrFileType, "/none": sandbox.ErrFileNotFound} {
 		if _, err := c.ReadFile(ctx, id, name, sandbox.ReadOptions{Length: -1}, io.Discard); !errors.Is(err, want) {

@@ -72,6 +72,9 @@ func (o *copyOptions) copyOut(ctx context.Context, c *client.Client, id, path, d
 	if fi.Type != sandbox.TypeFolder {
 		return o.copyFileOut(ctx, c, id, path, dest, stdout)
 	}
+	if dest == "-" {
+		return fmt.Errorf("%s is a folder, and stdout takes a file: give a folder of this machine", path)
+	}
 	if st, err := os.Stat(dest); err == nil && !st.IsDir() {
 		return fmt.Errorf("%s is a file, and %s a folder: give a folder, or a name that is not there", dest, path)
 	}

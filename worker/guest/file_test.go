@@ -59,12 +59,10 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 		if err != nil || !bytes.Equal(got, b) || ri.Size != int64(n) {
 			t.Errorf("%d bytes: read %d, %+v, %v", n, len(got), ri, err)
 		}
-		for _, o := range []sandbox.ReadOptions{{Offset: 0, Length: 1}, {Offset: 1, Length: -1}, {Offset: int64(n), Length: 5}, {Offset: int64(n) + 9, Length: -1}, {Offset: 65535, Length: 65537}, {Offset: 3, Length: 0}} {
-			from := min(o.Offset, int64(n))
-			to := int64(n)
-			if o.Length >= 0 {
-				to = min(to, from+o.Length)
-			}
+		for _, o := range []sandbox.ReadOptions{{Offset: 0, Length: 1}, {Offset: 1, Length: -1}, {Offset: int64(n), Length: 5}, {Offset: int64(n) + 9, Length: -1}, {Offset: 65535, Length: 65537}, {Offset: 3, Length: 0}, {Offset: -2, Length: -1}, {Offset: -1 << 50, Length: -1}} {
+			from, to := o.Part(int64(n))
+			from = min(from, int64(n))
+			to += from
 			got, _, err := read(f, name, o)
 			if err != nil || !bytes.Equal(got, b[from:to]) {
 				t.Errorf("%d bytes, %+v: %d read, %v", n, o, len(got), err)
@@ -209,6 +207,12 @@ func TestWhatIsNoFileIsNotOpened(t *testing.T) {
 	}
 	if part, _, err := read(f, "/proc/version", sandbox.ReadOptions{Offset: 2, Length: 4}); err != nil || string(part) != string(b[2:6]) {
 		t.Errorf("%q, %v", part, err)
+	}
+	if part, _, err := read(f, "/proc/version", sandbox.ReadOptions{Offset: -3, Length: -1}); err != nil || string(part) != string(b[len(b)-3:]) {
+		t.Errorf("%q, %v", part, err)
+	}
+	if _, _, err := read(f, "/proc/version", sandbox.ReadOptions{Offset: -3, Length: 1}); !errors.Is(err, sandbox.ErrInvalid) {
+		t.Errorf("a part from the end that does not go to it: %v", err)
 	}
 }
 
