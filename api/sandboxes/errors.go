@@ -100,6 +100,7 @@ var errorTable = []errorRow{
 	{sandbox.ErrImagePull, http.StatusBadGateway, "image_pull_failed", true, sandbox.BlameInfra},
 	{sandbox.ErrImage, http.StatusUnprocessableEntity, "image_not_found", false, sandbox.BlameUser},
 	{sandbox.ErrUnsupported, http.StatusNotImplemented, "unsupported", false, sandbox.BlameUser},
+	{sandbox.ErrNotHibernated, http.StatusConflict, "not_hibernated", true, sandbox.BlameUser},
 	{sandbox.ErrRuntime, http.StatusInternalServerError, "runtime_failed", true, sandbox.BlameInfra},
 	{sandbox.ErrInvalid, http.StatusBadRequest, "invalid_argument", false, sandbox.BlameUser},
 	{context.DeadlineExceeded, http.StatusGatewayTimeout, "deadline", true, sandbox.BlameInfra},

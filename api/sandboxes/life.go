@@ -79,6 +79,10 @@ func (h *Handler) pause(c call) error { return h.change(c, h.cfg.Node.Pause) }
 
 func (h *Handler) resume(c call) error { return h.change(c, h.cfg.Node.Resume) }
 
+func (h *Handler) hibernate(c call) error { return h.change(c, h.cfg.Node.Hibernate) }
+
+func (h *Handler) wake(c call) error { return h.change(c, h.cfg.Node.Wake) }
+
 // change does something to a sandbox and answers with what it is then.
 func (h *Handler) change(c call, do func(context.Context, string) error) error {
 	if err := do(c.r.Context(), c.id); err != nil {

@@ -47,6 +47,8 @@ var routes = []route{
 	{"DELETE", "/v1/sandboxes/{id}", nil, owner, "delete", (*Handler).remove},
 	{"POST", "/v1/sandboxes/{id}/pause", nil, owner, "pause", (*Handler).pause},
 	{"POST", "/v1/sandboxes/{id}/resume", nil, owner, "resume", (*Handler).resume},
+	{"POST", "/v1/sandboxes/{id}/hibernate", nil, owner, "hibernate", (*Handler).hibernate},
+	{"POST", "/v1/sandboxes/{id}/wake", nil, owner, "wake", (*Handler).wake},
 	{"POST", "/v1/sandboxes/{id}/ttl", nil, owner, "ttl", (*Handler).ttl},
 	{"GET", "/v1/sandboxes/{id}/usage", nil, owner, "usage", (*Handler).usage},
 	{"POST", "/v1/sandboxes/{id}/exec", nil, owner, "exec", (*Handler).exec},

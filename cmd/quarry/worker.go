@@ -142,8 +142,8 @@ func runWorker(ctx context.Context, o workerOptions, stdout, stderr io.Writer) e
 	registry := prometheus.NewRegistry()
 	cfg := o.node
 	cfg.Waits = wait.NewMetrics()
-	cfg.MemoryMetrics = memory.NewMetrics()
-	registry.MustRegister(cfg.Waits, cfg.MemoryMetrics)
+	cfg.MemoryMetrics, cfg.Naps = memory.NewMetrics(), node.NewNapMetrics()
+	registry.MustRegister(cfg.Waits, cfg.MemoryMetrics, cfg.Naps)
 	cfg.Dir, cfg.Worker, cfg.Fetch, cfg.Shares, cfg.Log, cfg.Version = wk.Dir, wk, images.fetch, shares, log, version
 	cfg.Memory, cfg.Disk, cfg.DiskReserve = o.memory.bytes, o.disk.bytes, o.keep.bytes
 	if !o.anyRunsc {
@@ -228,7 +228,7 @@ func keepReading(ctx context.Context, n *node.Node, wk *worker.Worker, log *slog
 		case <-tick.C:
 		}
 		s, err := n.Status(ctx)
-		live := s.Sandboxes[sandbox.StateRunning] + s.Sandboxes[sandbox.StatePaused]
+		live := s.Sandboxes[sandbox.StateRunning] + s.Sandboxes[sandbox.StatePaused] + s.Sandboxes[sandbox.StateHibernated]
 		if err == nil && live > 0 {
 			err = wk.EnsureReader(ctx)
 		}

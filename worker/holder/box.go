@@ -48,6 +48,7 @@ type box struct {
 	mu         sync.Mutex // guards what follows
 	state      State      // what changes with a restore alone
 	nap        nap
+	onDisk     int64              // of a hibernation
 	asleep     chan struct{}      // closed when the Sentry of a nap is gone
 	unwanted   context.CancelFunc // ends a restore under way
 	execs      map[string]*execution
@@ -385,7 +386,9 @@ func (b *box) current() State {
 	b.mu.Lock()
 	s := b.state
 	s.Paused, s.Pauses, s.PausedFor = isPaused, b.pauses, paused.Milliseconds()
-	s.Hibernated = b.nap == napAsleep
+	if s.Hibernated = b.nap == napAsleep; s.Hibernated {
+		s.Sentry, s.Gofer, s.OnDisk = 0, 0, b.onDisk
+	}
 	s.Execs, s.Running, s.Tools = b.begun, b.running, b.tools
 	order := b.order
 	select {

@@ -149,6 +149,18 @@ func (c *Client) State(ctx context.Context) (State, error) {
 	return *a.State, nil
 }
 
+// Settled is State once no pause, hibernation or wake is under way.
+func (c *Client) Settled(ctx context.Context) (State, error) {
+	a, _, err := c.call(ctx, request{Method: "settled"})
+	if err != nil {
+		return State{}, err
+	}
+	if a.State == nil {
+		return State{}, errWire
+	}
+	return *a.State, nil
+}
+
 // pollEvery bounds one wait at the holder; the client asks again.
 const pollEvery = 30 * time.Second
 

@@ -64,7 +64,7 @@ func (b *box) hibernate(ctx context.Context) (int64, error) {
 	defer b.gate.open()
 	dir := hibernatedDir(b.dir)
 	if done, err := b.mayHibernate(ctx); done || err != nil {
-		return sizeBelow(dir), err
+		return b.current().OnDisk, err
 	}
 	err := os.RemoveAll(dir)
 	if err == nil {
@@ -79,10 +79,11 @@ func (b *box) hibernate(ctx context.Context) (int64, error) {
 		}
 		return 0, err
 	}
+	size := sizeBelow(dir)
 	b.mu.Lock()
 	over := b.over
 	if !over {
-		b.nap, b.asleep = napBegun, make(chan struct{})
+		b.onDisk, b.nap, b.asleep = size, napBegun, make(chan struct{})
 		b.state.Hibernated = true
 		b.killLocked()
 	}
@@ -91,7 +92,7 @@ func (b *box) hibernate(ctx context.Context) (int64, error) {
 		return 0, sandbox.ErrEnded
 	}
 	b.record()
-	return sizeBelow(dir), b.awaitSleep()
+	return size, b.awaitSleep()
 }
 
 // mayHibernate says why not, or that it is done already.

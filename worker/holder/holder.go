@@ -43,7 +43,7 @@ var (
 	// ErrHibernated says that the sandbox is in files alone: Wake restores it.
 	ErrHibernated = errors.New("the sandbox is hibernated")
 	// ErrNotHibernated says why a sandbox is not hibernated: it stays paused.
-	ErrNotHibernated = errors.New("the sandbox cannot be hibernated")
+	ErrNotHibernated = errors.New("not hibernated")
 	// ErrNotRestored says that a hibernated sandbox could not be restored: it has ended.
 	ErrNotRestored = errors.New("the hibernated sandbox could not be restored")
 )
@@ -105,11 +105,12 @@ type State struct {
 	Started    time.Time `json:"started_at"` // when the guest ran
 	Paused     bool      `json:"paused"`
 	Pauses     int64     `json:"pauses"`
-	PausedFor  int64     `json:"paused_ms"`            // until now
-	Hibernated bool      `json:"hibernated,omitempty"` // no process of it runs; it counts as paused
-	Execs      int64     `json:"execs"`                // that were started
-	Running    int       `json:"running"`              // execs that have not ended
-	Tools      int       `json:"tools"`                // those of them that forbid a pause
+	PausedFor  int64     `json:"paused_ms"`               // until now
+	Hibernated bool      `json:"hibernated,omitempty"`    // no process of it runs; it counts as paused
+	OnDisk     int64     `json:"on_disk_bytes,omitempty"` // that its hibernation takes
+	Execs      int64     `json:"execs"`                   // that were started
+	Running    int       `json:"running"`                 // execs that have not ended
+	Tools      int       `json:"tools"`                   // those of them that forbid a pause
 	Output     int64     `json:"output_bytes"`
 	Ended      *Ended    `json:"ended,omitempty"`
 }

@@ -149,6 +149,13 @@ func (s *server) call(ctx context.Context, r request, files []*os.File) (a answe
 	case "state":
 		st := b.current()
 		a.State = &st
+	case "settled":
+		if err := b.gate.close(ctx); err != nil {
+			return a, nil, err
+		}
+		st := b.current()
+		b.gate.open()
+		a.State = &st
 	case "wait_ended":
 		ctx, cancel := waiting(ctx, r)
 		defer cancel()

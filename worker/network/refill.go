@@ -5,28 +5,28 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
 // Refill gives the sandbox's namespace its address and routes again, which runsc takes
-// from it at each start, so that a sandbox that was ended can be restored there. Until
-// it is, the kernel has the guest's address: it says nothing to anybody, as it would tell
-// the guest's peers that their connections are not known.
+// from it at each start, so that a sandbox that was ended can be restored there. From
+// then on until Reopen no packet reaches the namespace: neither the kernel, which has the
+// guest's address until runsc starts, nor a Sentry that does not know of the guest's
+// connections yet is to tell the peers so.
 func (l *Link) Refill() error {
 	if l.slot.bare() {
 		return nil
+	}
+	if err := l.Shut(); err != nil {
+		return err
 	}
 	ns, err := os.Open(l.slot.path)
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	if err := hush(ns); err != nil {
-		return fmt.Errorf("keep the kernel silent in the namespace of %s: %w", l.ID, err)
-	}
 	if err := l.slot.refill(ns); err != nil {
 		return fmt.Errorf("give the namespace of %s its address again: %w", l.ID, err)
 	}
@@ -50,17 +50,45 @@ func (s *slot) refill(ns *os.File) error {
 	)
 }
 
-// hush drops all that the kernel itself would send in a namespace. A guest's packets do
-// not pass there: the Sentry gives them to the interface.
-func hush(ns *os.File) error {
-	c, err := nftables.New(nftables.WithNetNSFd(int(ns.Fd())))
+// blackhole is a queue of the kernel's that drops all that is given to it.
+const blackhole = "blackhole"
+
+func (l *Link) queue() (*netlink.GenericQdisc, error) {
+	link, err := netlink.LinkByName(l.slot.veth)
+	if err != nil {
+		return nil, fmt.Errorf("the veth of %s: %w", l.ID, err)
+	}
+	attrs := netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+	return &netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: blackhole}, nil
+}
+
+// Shut lets no packet through to the sandbox until Reopen. A Sentry acknowledges what
+// comes while its guest stands: what came after a checkpoint would be lost with it.
+func (l *Link) Shut() error {
+	if l.slot.bare() {
+		return nil
+	}
+	q, err := l.queue()
+	if err == nil {
+		err = netlink.QdiscReplace(q)
+	}
+	if err != nil {
+		return fmt.Errorf("let no packet through to %s: %w", l.ID, err)
+	}
+	return nil
+}
+
+// Reopen lets packets through again, if they are not.
+func (l *Link) Reopen() error {
+	if l.slot.bare() {
+		return nil
+	}
+	q, err := l.queue()
 	if err != nil {
 		return err
 	}
-	drop := nftables.ChainPolicyDrop
-	t := c.AddTable(&nftables.Table{Name: "quarry", Family: nftables.TableFamilyIPv4})
-	c.AddChain(&nftables.Chain{
-		Name: "silence", Table: t, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter, Policy: &drop,
-	})
-	return c.Flush()
+	if err := netlink.QdiscDel(q); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("let packets through to %s again: %w", l.ID, err)
+	}
+	return nil
 }

@@ -44,7 +44,7 @@ func TestARestoredGuestIsConnected(t *testing.T) {
 	dir := bundle(t, g.Link, "nc "+hostA+" 8081 < /dev/null")
 	image := filepath.Join(need.ShortDir(t), "image")
 	runsc := func(state string, args ...string) *exec.Cmd {
-		return exec.Command(need.Tool(t, "runsc"), append([]string{"--root=" + state, "--network=sandbox", "--platform=systrap", "--overlay2=none", "--ignore-cgroups"}, args...)...)
+		return exec.Command(need.Tool(t, "runsc"), append([]string{"--root=" + state, "--network=sandbox", "--platform=systrap", "--overlay2=none", "--ignore-cgroups", "--allow-connected-on-save"}, args...)...)
 	}
 	var ticks atomic.Int64
 	begin := func(state string, how ...string) (end func()) {
@@ -64,15 +64,20 @@ func TestARestoredGuestIsConnected(t *testing.T) {
 			io.Copy(io.Discard, out)
 		}()
 		return func() {
-			runsc(state, "kill", g.ID, "KILL").Run()
-			cmd.Wait()
 			runsc(state, "delete", "--force", g.ID).Run()
+			cmd.Wait()
 		}
 	}
 	first, second := need.ShortDir(t), need.ShortDir(t)
 	end := begin(first, "run")
 	await(t, func() bool { return ticks.Load() > 5 })
-	if out, err := runsc(first, "checkpoint", "--image-path="+image, "--compression=none", g.ID).CombinedOutput(); err != nil {
+	if err := g.Shut(); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := runsc(first, "pause", g.ID).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if out, err := runsc(first, "checkpoint", "--image-path="+image, "--compression=none", "--leave-running", g.ID).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	end()
@@ -83,5 +88,11 @@ func TestARestoredGuestIsConnected(t *testing.T) {
 	}
 	time.Sleep(1500 * time.Millisecond)
 	defer begin(second, "restore", "--image-path="+image, "--direct")()
+	await(t, func() bool { return exec.Command(need.Tool(t, "runsc"), "--root="+second, "ps", g.ID).Run() == nil })
+	for range 2 { // the second time there is nothing to do
+		if err := g.Reopen(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	await(t, func() bool { return ticks.Load() > before+5 })
 }

@@ -44,6 +44,7 @@ type box struct {
 	giving  map[string]bool // targets of shares on their way
 	files   *guest.Files
 	paused  pauses
+	nap     nap
 	how     *holder.Ended   // how it ended by itself
 	watched map[string]bool // execs whose end is awaited
 	cause   *cause          // why the node ends it: the first one holds
@@ -222,6 +223,9 @@ func (b *box) view() sandbox.Sandbox {
 	s.Pauses, s.PausedFor = b.paused.count, b.paused.total(b.n.now()).Milliseconds()
 	if b.paused.now && s.State == sandbox.StateRunning {
 		s.State = sandbox.StatePaused
+		if b.nap.now {
+			s.State = sandbox.StateHibernated
+		}
 	}
 	if !b.expires.IsZero() {
 		at := b.expires.UTC().Round(0)

@@ -145,7 +145,7 @@ func (b *box) explain(ctx context.Context, err error) error {
 	switch {
 	case err == nil, !over && (ctx.Err() != nil || typed(err)):
 		return err
-	case errors.Is(err, holder.ErrPaused):
+	case errors.Is(err, holder.ErrPaused), errors.Is(err, holder.ErrHibernated):
 		return fmt.Errorf("%w: %w", sandbox.ErrNotReady, err)
 	case !over && !errors.Is(err, holder.ErrLost):
 		return fmt.Errorf("%w: %w", sandbox.ErrRuntime, err)
@@ -168,7 +168,7 @@ func typed(err error) bool {
 		sandbox.ErrExecEnded, sandbox.ErrStdinOffset, sandbox.ErrCapacity, sandbox.ErrRate, sandbox.ErrFileNotFound, sandbox.ErrFileType,
 		sandbox.ErrFilePath, sandbox.ErrFileExists, sandbox.ErrFileStuck, sandbox.ErrTooLarge, sandbox.ErrDigest, sandbox.ErrDiskFull,
 		sandbox.ErrShare, sandbox.ErrUnsupported, sandbox.ErrImage, sandbox.ErrImagePending, sandbox.ErrImagePull, sandbox.ErrImageVerify,
-		sandbox.ErrRuntime, sandbox.ErrDraining,
+		sandbox.ErrRuntime, sandbox.ErrDraining, sandbox.ErrNotHibernated,
 	} {
 		if errors.Is(err, e) {
 			return true

@@ -34,6 +34,7 @@ type Config struct {
 	// of them is paused.
 	ModelEndpoints []string
 	Waits          *modelwait.Metrics // nil = counted for nobody
+	Naps           *NapMetrics        // nil = counted for nobody
 
 	// IdlePause is after what time without a command a sandbox is paused whose Spec does
 	// not say; 0 is never.

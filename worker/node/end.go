@@ -19,12 +19,13 @@ type cause struct {
 
 // exit is how the Sentry ended, when that is known.
 type exit struct {
-	known  bool
-	status int  // of the first process
-	signal int  // that ended the Sentry
-	gofer  int  // signal that ended the gofer before
-	lost   bool // the holder has ended, so nobody collected the status
-	detail string
+	known   bool
+	status  int  // of the first process
+	signal  int  // that ended the Sentry
+	gofer   int  // signal that ended the gofer before
+	restore bool // it ended because it could not be restored
+	lost    bool // the holder has ended, so nobody collected the status
+	detail  string
 }
 
 // facts is all that tells how a sandbox ended.
@@ -55,6 +56,8 @@ func (f facts) ended() sandbox.End {
 		e.Message = fmt.Sprintf("it used more than its %d MiB of memory", f.memoryMB)
 	case f.evidence.OOMKills > 0:
 		e.Reason, e.Message = sandbox.ReasonHostOOM, "the machine had no memory left, and the kernel ended it"
+	case f.exit.restore:
+		e.Reason, e.Message = sandbox.ReasonRestore, "it was hibernated and could not be restored: "+f.exit.detail
 	case f.exit.known && f.exit.signal == 0 && f.exit.gofer == 0:
 		e.Reason = sandbox.ReasonExited
 		status := f.exit.status

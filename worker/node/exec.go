@@ -26,6 +26,13 @@ func (n *Node) Exec(ctx context.Context, id string, e sandbox.ExecSpec) (sandbox
 		return sandbox.ExecState{}, err
 	}
 	done := b.use()
+	if !b.knows(e.ID) { // who asks for the state of one wakes nobody
+		err = b.awaken(ctx)
+	}
+	if err != nil {
+		done()
+		return sandbox.ExecState{}, err
+	}
 	p, err := b.process(ctx, e)
 	if err != nil {
 		done()
@@ -47,6 +54,13 @@ func (n *Node) Exec(ctx context.Context, id string, e sandbox.ExecSpec) (sandbox
 	}
 	b.watch(st, done)
 	return b.judge(ctx, st), nil
+}
+
+// knows reports whether an exec was begun.
+func (b *box) knows(exec string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.watched[exec]
 }
 
 // process says as whom and where a command runs.

@@ -91,6 +91,9 @@ func (n *Node) withFiles(ctx context.Context, id string, fn func(b *box, f *gues
 func (b *box) awake() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.nap.now {
+		return fmt.Errorf("%w: it is hibernated: wake it first", sandbox.ErrNotReady)
+	}
 	if b.paused.now {
 		return fmt.Errorf("%w: it is paused: resume it first", sandbox.ErrNotReady)
 	}
@@ -125,10 +128,14 @@ func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOpti
 			}
 		}
 		err = f.ReadPaused(ctx, path, o, begin, w)
-		if !errors.Is(err, guest.ErrUnclear) {
+		asleep := errors.Is(err, holder.ErrHibernated)
+		if !errors.Is(err, guest.ErrUnclear) && !asleep {
 			return err
 		}
 		release, rerr := b.rise(ctx, (*box).glance) // one that waits for its model may be asked, what a caller has paused not
+		if rerr != nil && asleep {
+			return rerr
+		}
 		if rerr != nil {
 			return err
 		}
@@ -140,7 +147,7 @@ func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOpti
 // WriteFile implements sandbox.Node.
 func (n *Node) WriteFile(ctx context.Context, id, path string, o sandbox.WriteOptions, r io.Reader) (info sandbox.FileInfo, err error) {
 	err = n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		release, err := b.rise(ctx, (*box).rouse)
+		release, err := b.rise(ctx, (*box).stir)
 		if err != nil {
 			return err
 		}
@@ -179,7 +186,7 @@ func (n *Node) ListFiles(ctx context.Context, id, path string, depth int) (list 
 
 // RemoveFile implements sandbox.Node.
 func (n *Node) RemoveFile(ctx context.Context, id, path string) error {
-	return n.awakeFiles(ctx, id, (*box).rouse, func(f *guest.Files) error { return f.Remove(ctx, path) })
+	return n.awakeFiles(ctx, id, (*box).stir, func(f *guest.Files) error { return f.Remove(ctx, path) })
 }
 
 // TarDown implements sandbox.Node.
@@ -190,7 +197,7 @@ func (n *Node) TarDown(ctx context.Context, id string, o sandbox.TarOptions, w i
 // TarUp implements sandbox.Node.
 func (n *Node) TarUp(ctx context.Context, id, path string, r io.Reader) error {
 	return n.withFiles(ctx, id, func(b *box, f *guest.Files) error {
-		release, err := b.rise(ctx, (*box).rouse)
+		release, err := b.rise(ctx, (*box).stir)
 		if err != nil {
 			return err
 		}

@@ -135,6 +135,9 @@ func (b *box) runsc() []string {
 		b.n.c.Worker.Runsc, "--platform", "systrap", "--network", network, "--host-uds", "none", "--allow-suid", upperFlag,
 		"--overlay2", "root:dir=" + filepath.Join(b.dir, "upper") + ",size=" + strconv.FormatInt(b.j.Asked.DiskMB, 10) + "m",
 	}
+	if b.link != nil {
+		args = append(args, "--allow-connected-on-save") // its connections live on when it is hibernated
+	}
 	if b.group == nil {
 		args = append(args, "--ignore-cgroups")
 	}
@@ -325,6 +328,9 @@ func (b *box) connect(ctx context.Context) error {
 		return err
 	}
 	b.h = h
+	if st.Hibernated {
+		b.noteNap(nap{true, st.OnDisk})
+	}
 	b.paused = pauses{now: st.Paused, count: st.Pauses, before: time.Duration(st.PausedFor) * time.Millisecond, since: b.n.now()}
 	b.follow(h)
 	return nil
@@ -370,7 +376,7 @@ func (b *box) evidenceOfLost(f *facts) {
 }
 
 func exitOf(e holder.Ended) exit {
-	x := exit{known: true, detail: e.Message}
+	x := exit{known: true, detail: e.Message, restore: e.NotRestored}
 	if ws := syscall.WaitStatus(e.Gofer); e.Gofer >= 0 && ws.Signaled() && !e.Killed {
 		x.gofer = int(ws.Signal())
 	}

@@ -23,7 +23,7 @@ const (
 )
 
 // pausedMemories are those that a node takes.
-var pausedMemories = []PausedMemory{PausedReclaim, PausedKeep}
+var pausedMemories = []PausedMemory{PausedReclaim, PausedKeep, PausedHibernate}
 
 // PausedMemories names them, for usage texts.
 func PausedMemories() string {

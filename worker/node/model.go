@@ -151,6 +151,9 @@ func (b *box) pauseForModel(ctx context.Context) error {
 func (b *box) resumeForModel(_ context.Context, w modelwait.Wake) error {
 	b.pausing.Lock()
 	defer b.pausing.Unlock()
+	if b.napping() && b.n.closing() {
+		return nil // the next node wakes it
+	}
 	err := b.letGo(byModel)
 	if errors.Is(err, sandbox.ErrEnded) || errors.Is(err, holder.ErrLost) {
 		return nil // there is nothing to resume
@@ -188,6 +191,7 @@ func (b *box) hold(who want) error {
 			b.tell("paused")
 		}
 		b.offerMemory(false)
+		b.napSoon()
 	}
 	b.held |= who
 	return nil
@@ -200,7 +204,7 @@ func (b *box) letGo(who want) error {
 		return nil
 	}
 	b.bringBack()
-	if err := b.h.Resume(context.Background()); err != nil {
+	if err := b.runOn(); err != nil {
 		return err
 	}
 	b.held = 0
@@ -211,28 +215,18 @@ func (b *box) letGo(who want) error {
 	return nil
 }
 
-// takePause finds out why a sandbox of an earlier node is paused, and begins to watch
-// it. One that waited for its model is resumed: nobody saw its packets in between. It is
-// watched before that, as it may ask its next question at once.
-func (b *box) takePause() error {
-	b.pausing.Lock()
-	defer b.pausing.Unlock()
-	b.mu.Lock()
-	stands := b.paused.now
-	b.mu.Unlock()
-	if stands {
-		b.readyMemory()
-		b.offerMemory(true)
-	}
-	b.watchModel()
-	b.watchIdle()
-	b.idles().paused(stands)
+// takeHeld finds out why a sandbox of an earlier node is paused. One that waited for its
+// model is resumed: nobody saw its packets in between. b.pausing is held.
+func (b *box) takeHeld() error {
 	if _, err := os.Lstat(b.waitingPath()); err == nil {
 		if err := b.letGo(byModel); err != nil {
 			return fmt.Errorf("resume what an earlier node paused for its model: %w", err)
 		}
 		return b.noLonger()
 	}
+	b.mu.Lock()
+	stands := b.paused.now
+	b.mu.Unlock()
 	_, err := os.Lstat(b.idlePath())
 	switch {
 	case !stands:

@@ -48,6 +48,7 @@ type Node struct {
 	records  records
 	waits    *modelwait.Watcher // nil without endpoints of models
 	waiting  memory.Waiting     // paused sandboxes whose memory may be taken
+	naps     chan struct{}      // has an element while a sandbox is being put to disk
 
 	mu       sync.Mutex // guards what follows
 	boxes    map[string]*box
@@ -118,7 +119,7 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 	n := &Node{
 		c: c, log: c.Log, lock: l, records: records{c.recordsDir()},
 		boxes: map[string]*box{}, ended: map[string]record{}, keys: map[string]keyed{},
-		left: make(chan struct{}, 1),
+		left: make(chan struct{}, 1), naps: make(chan struct{}, 1),
 	}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)

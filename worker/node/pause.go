@@ -87,6 +87,9 @@ func (n *Node) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
 	u := sandbox.Usage{MemoryLimit: b.j.Asked.MemoryMB << 20, OutputBytes: st.Output}
 	b.mu.Unlock()
 	u.DiskBytes = diskUsedBy(st.Sentry, b.dir)
+	if st.Hibernated {
+		u.DiskBytes = st.OnDisk
+	}
 	if b.group != nil {
 		f, err := b.group.Read()
 		if err != nil {

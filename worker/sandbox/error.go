@@ -8,34 +8,35 @@ import (
 
 // What callers branch on. Every one has a row in the table of api/sandboxes.
 var (
-	ErrInvalid      = errors.New("invalid request")
-	ErrUnknown      = errors.New("no such sandbox")
-	ErrEnded        = errors.New("the sandbox has ended") // see EndedError
-	ErrNotReady     = errors.New("the sandbox is not ready for that")
-	ErrKeyConflict  = errors.New("the idempotency key was used with another body")
-	ErrExecUnknown  = errors.New("no such exec")
-	ErrExecConflict = errors.New("the exec id was used with another command")
-	ErrExecEnded    = errors.New("the exec has ended")
-	ErrStdinOffset  = errors.New("stdin does not go on there")
-	ErrCapacity     = errors.New("the node has no room")   // see Busy
-	ErrRate         = errors.New("too many requests")      // see Busy
-	ErrDraining     = errors.New("the node is drained")    // another node may have room
-	ErrFileNotFound = errors.New("no such file")           //
-	ErrFileType     = errors.New("not of that type")       // a fifo that is read as a file, a file listed as a folder
-	ErrFilePath     = errors.New("path cannot be used")    // loops, too long, not absolute
-	ErrFileExists   = errors.New("file exists")            //
-	ErrFileStuck    = errors.New("the file does not read") // a reader that the guest blocks
-	ErrTooLarge     = errors.New("too large")
-	ErrDigest       = errors.New("content does not have that digest")
-	ErrNoProcess    = errors.New("the sandbox is at its limit of processes")
-	ErrDiskFull     = errors.New("no space left in the sandbox")
-	ErrShare        = errors.New("not a share of this node")
-	ErrImage        = errors.New("image not found")
-	ErrImagePending = errors.New("image is not ready")
-	ErrImagePull    = errors.New("image was not had")
-	ErrImageVerify  = errors.New("image is not what was signed")
-	ErrRuntime      = errors.New("the sandbox runtime failed")
-	ErrUnsupported  = errors.New("this node cannot do that")
+	ErrInvalid       = errors.New("invalid request")
+	ErrUnknown       = errors.New("no such sandbox")
+	ErrEnded         = errors.New("the sandbox has ended") // see EndedError
+	ErrNotReady      = errors.New("the sandbox is not ready for that")
+	ErrKeyConflict   = errors.New("the idempotency key was used with another body")
+	ErrExecUnknown   = errors.New("no such exec")
+	ErrExecConflict  = errors.New("the exec id was used with another command")
+	ErrExecEnded     = errors.New("the exec has ended")
+	ErrStdinOffset   = errors.New("stdin does not go on there")
+	ErrCapacity      = errors.New("the node has no room")   // see Busy
+	ErrRate          = errors.New("too many requests")      // see Busy
+	ErrDraining      = errors.New("the node is drained")    // another node may have room
+	ErrFileNotFound  = errors.New("no such file")           //
+	ErrFileType      = errors.New("not of that type")       // a fifo that is read as a file, a file listed as a folder
+	ErrFilePath      = errors.New("path cannot be used")    // loops, too long, not absolute
+	ErrFileExists    = errors.New("file exists")            //
+	ErrFileStuck     = errors.New("the file does not read") // a reader that the guest blocks
+	ErrTooLarge      = errors.New("too large")
+	ErrDigest        = errors.New("content does not have that digest")
+	ErrNoProcess     = errors.New("the sandbox is at its limit of processes")
+	ErrDiskFull      = errors.New("no space left in the sandbox")
+	ErrShare         = errors.New("not a share of this node")
+	ErrImage         = errors.New("image not found")
+	ErrImagePending  = errors.New("image is not ready")
+	ErrImagePull     = errors.New("image was not had")
+	ErrImageVerify   = errors.New("image is not what was signed")
+	ErrNotHibernated = errors.New("the sandbox cannot be hibernated now")
+	ErrRuntime       = errors.New("the sandbox runtime failed")
+	ErrUnsupported   = errors.New("this node cannot do that")
 )
 
 // EndedError is ErrEnded with the record.

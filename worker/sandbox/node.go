@@ -24,7 +24,13 @@ type Node interface {
 	Authorize(ctx context.Context, id, token string) bool
 
 	Pause(ctx context.Context, id string) error
+	// Resume lets a paused sandbox go on, and restores a hibernated one.
 	Resume(ctx context.Context, id string) error
+	// Hibernate pauses a sandbox, puts its memory to disk and ends its processes. Refused
+	// with ErrNotHibernated, a sandbox that ran goes on.
+	Hibernate(ctx context.Context, id string) error
+	// Wake has a sandbox run that was hibernated or paused. One that runs is left alone.
+	Wake(ctx context.Context, id string) error
 	// SetTTL makes a sandbox live so many seconds from now; it never shortens.
 	SetTTL(ctx context.Context, id string, seconds int64) (Sandbox, error)
 	Usage(ctx context.Context, id string) (Usage, error)

@@ -80,11 +80,12 @@ type State string
 
 // States. A sandbox in StateEnded has an End, and only a record is left of it.
 const (
-	StateCreating State = "creating"
-	StateRunning  State = "running"
-	StatePaused   State = "paused"
-	StateEnding   State = "ending"
-	StateEnded    State = "ended"
+	StateCreating   State = "creating"
+	StateRunning    State = "running"
+	StatePaused     State = "paused"
+	StateHibernated State = "hibernated" // paused, with its memory on the disk and no process left
+	StateEnding     State = "ending"
+	StateEnded      State = "ended"
 )
 
 // Sandbox is what the node tells of one.
@@ -129,6 +130,7 @@ const (
 	ReasonCreateFailed = "create_failed"       // it could not be made
 	ReasonNodeLost     = "node_lost"           // the machine or the node's holder of it ended
 	ReasonDrained      = "evicted"             // the node was drained
+	ReasonRestore      = "restore_failed"      // it was hibernated and could not be restored
 )
 
 // Blame says who has to act.
@@ -183,7 +185,7 @@ type Event struct {
 	Sequence uint64    `json:"seq"`
 	At       time.Time `json:"at"`
 	Sandbox  string    `json:"sandbox"`
-	Type     string    `json:"type"` // creating, running, paused, resumed, exec_started, exec_ended, image_failed, network, ending, ended
+	Type     string    `json:"type"` // creating, running, paused, hibernated, woken, resumed, exec_started, exec_ended, image_failed, network, ending, ended
 	Exec     string    `json:"exec,omitempty"`
 	Message  string    `json:"message,omitempty"`
 	End      *End      `json:"end,omitempty"`

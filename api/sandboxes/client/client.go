@@ -244,6 +244,16 @@ func (c *Client) Pause(ctx context.Context, id string) (sandbox.Sandbox, error) 
 	return call[sandbox.Sandbox](ctx, c, request{method: http.MethodPost, path: at(id, "pause")}, nil)
 }
 
+// Hibernate stops them, puts the sandbox's memory to disk and ends them there.
+func (c *Client) Hibernate(ctx context.Context, id string) (sandbox.Sandbox, error) {
+	return call[sandbox.Sandbox](ctx, c, request{method: http.MethodPost, path: at(id, "hibernate")}, nil)
+}
+
+// Wake has a sandbox run that was hibernated or paused.
+func (c *Client) Wake(ctx context.Context, id string) (sandbox.Sandbox, error) {
+	return call[sandbox.Sandbox](ctx, c, request{method: http.MethodPost, path: at(id, "wake")}, nil)
+}
+
 // Resume lets them go on.
 func (c *Client) Resume(ctx context.Context, id string) (sandbox.Sandbox, error) {
 	return call[sandbox.Sandbox](ctx, c, request{method: http.MethodPost, path: at(id, "resume")}, nil)

@@ -1,0 +1,379 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"quarry/worker/holder"
+	"quarry/worker/sandbox"
+)
+
+// A hibernated sandbox is paused, and its memory is a file (docs/decisions/hibernate.md).
+// What it was given of the node stays its own, so that a wake is never refused for want
+// of room. Its holder says whether it is hibernated; nothing about it is journalled here.
+
+// napTurn is how long a sandbox waits until others have been put to disk: one after the
+// other, as all write to the same one.
+const napTurn = time.Minute
+
+// nap is what a node knows of a hibernation without asking the holder.
+type nap struct {
+	now   bool
+	bytes int64 // on the disk
+}
+
+// Hibernate implements sandbox.Node.
+func (n *Node) Hibernate(ctx context.Context, id string) error {
+	b, err := n.running(ctx, id)
+	if err != nil {
+		return err
+	}
+	done, err := n.turnToNap(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	b.pausing.Lock()
+	defer b.pausing.Unlock()
+	alone := b.held&byCall == 0
+	err = b.hold(byCall)
+	if errors.Is(err, holder.ErrBusy) {
+		return fmt.Errorf("%w: %w: try again when that is over", sandbox.ErrNotHibernated, err)
+	}
+	if err != nil {
+		return b.explain(ctx, err)
+	}
+	if err := b.hibernate(); err != nil {
+		if alone && n.life.Err() == nil { // it runs on, unless it waits for its model
+			err = errors.Join(err, b.letGo(byCall))
+		}
+		return b.explain(ctx, err)
+	}
+	// Neither an answer of its model nor its idleness' end wakes it, nor does the next node.
+	return errors.Join(b.noLonger(), b.notIdle())
+}
+
+// Wake implements sandbox.Node. Who has resumed a sandbox has also woken it.
+func (n *Node) Wake(ctx context.Context, id string) error { return n.Resume(ctx, id) }
+
+// turnToNap waits until no other sandbox is being put to disk.
+func (n *Node) turnToNap(ctx context.Context) (done func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, napTurn)
+	defer cancel()
+	select {
+	case n.naps <- struct{}{}:
+		return func() { <-n.naps }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: other sandboxes are being put to disk: %w", sandbox.ErrNotHibernated, context.Cause(ctx))
+	}
+}
+
+// hibernate puts a paused sandbox to disk. b.pausing is held. Refused, it stays paused.
+// Errors: sandbox.ErrNotHibernated.
+func (b *box) hibernate() error {
+	if b.napping() {
+		return nil
+	}
+	ctx := b.n.life // who asked may go away; the holder goes on, and the next node finds out
+	began := time.Now()
+	size, err := b.putToDisk(ctx)
+	b.n.c.Naps.hibernated(time.Since(began), resultOf(err))
+	if errors.Is(err, holder.ErrNotHibernated) {
+		return fmt.Errorf("%w: %w", sandbox.ErrNotHibernated, err)
+	}
+	if err != nil {
+		return err
+	}
+	b.noteNap(nap{true, size})
+	b.tell("hibernated")
+	return nil
+}
+
+// putToDisk has the holder do it. Nothing reaches the sandbox from before the checkpoint
+// until it is woken, or that is refused.
+func (b *box) putToDisk(ctx context.Context) (size int64, err error) {
+	b.mu.Lock()
+	link := b.link
+	b.mu.Unlock()
+	if link != nil {
+		if err := link.Shut(); err != nil {
+			return 0, fmt.Errorf("%w: %w", holder.ErrNotHibernated, err)
+		}
+	}
+	b.forgetMemory()
+	if err = b.cannotNap(ctx); err == nil {
+		size, err = b.h.Hibernate(ctx)
+	}
+	if errors.Is(err, sandbox.ErrInvalid) {
+		err = fmt.Errorf("%w: the process that holds it is of an earlier quarry, which could not", holder.ErrNotHibernated)
+	}
+	if err != nil && ctx.Err() == nil {
+		b.readyMemory()
+		b.offerMemory(true)
+		err = errors.Join(err, b.reopen())
+	}
+	return size, err
+}
+
+// forgetMemory lets go of the memory of a sandbox that is about to be put to disk: a file
+// of it that is open would keep it.
+func (b *box) forgetMemory() {
+	b.n.waiting.Drop(b.id)
+	m := &b.memory
+	m.mu.Lock()
+	f := m.file
+	m.file = nil
+	m.mu.Unlock()
+	if f != nil {
+		f.Close()
+	}
+}
+
+func resultOf(err error) string {
+	switch {
+	case err == nil:
+		return napDone
+	case errors.Is(err, holder.ErrNotHibernated):
+		return napRefused
+	}
+	return napFailed
+}
+
+// cannotNap says what a restore could not give the sandbox again: what was mounted in
+// it while it ran is known to its Sentry alone.
+func (b *box) cannotNap(ctx context.Context) error {
+	raw, err := b.cat(ctx, "/proc/1/mountinfo")
+	if err != nil {
+		return fmt.Errorf("%w: what is mounted in it is not known: %w", holder.ErrNotHibernated, err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		before, after, _ := strings.Cut(line, " - ")
+		if fields := strings.Fields(before); len(fields) > 4 && strings.HasPrefix(after, "erofs ") {
+			return fmt.Errorf("%w: a share that the image has no place for is at %s, and a restore cannot give it again: take it away first", holder.ErrNotHibernated, fields[4])
+		}
+	}
+	return nil
+}
+
+func (b *box) ending() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.cause != nil || b.state == sandbox.StateEnding || b.state == sandbox.StateEnded
+}
+
+func (b *box) napping() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.nap.now
+}
+
+func (b *box) noteNap(now nap) {
+	b.mu.Lock()
+	before := b.nap
+	b.nap = now
+	b.mu.Unlock()
+	b.n.c.Naps.holds(now.bytes - before.bytes)
+}
+
+// runOn lets the guest go on, or restores it. b.pausing is held.
+func (b *box) runOn() error {
+	if !b.napping() {
+		err := b.h.Resume(context.Background())
+		if !errors.Is(err, holder.ErrHibernated) { // as an earlier node has left it
+			return err
+		}
+	}
+	if b.ending() {
+		return sandbox.ErrEnded // of what is on the disk nothing is wanted
+	}
+	began := time.Now()
+	err := b.restore(context.Background())
+	b.n.c.Naps.woken(time.Since(began), resultOf(err))
+	if err != nil {
+		if !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, holder.ErrLost) {
+			b.end(cause{Reason: sandbox.ReasonRestore, Message: "it was hibernated and could not be restored: " + err.Error()})
+			err = fmt.Errorf("%w: %w", sandbox.ErrEnded, err)
+		}
+		return err
+	}
+	b.noteNap(nap{})
+	b.tell("woken")
+	return nil
+}
+
+// restore gives the sandbox what runsc takes at each start, and has it started.
+func (b *box) restore(ctx context.Context) error {
+	b.mu.Lock()
+	link := b.link
+	b.mu.Unlock()
+	if link != nil {
+		if err := link.Refill(); err != nil {
+			return err
+		}
+	}
+	err := b.bindAgain()
+	if err == nil {
+		err = b.h.Wake(ctx)
+	}
+	if err == nil {
+		err = b.reopen()
+	}
+	if uerr := unmountBelow(b.dir); uerr != nil { // the gofer has its own
+		b.n.log.Warn("shares of a restored sandbox stay bound", "sandbox", b.id, "err", uerr)
+	}
+	return err
+}
+
+// reopen lets packets through to a sandbox that has a Sentry again.
+func (b *box) reopen() error {
+	b.mu.Lock()
+	link := b.link
+	b.mu.Unlock()
+	if link == nil {
+		return nil
+	}
+	return link.Reopen()
+}
+
+// afterWake does what an earlier node may have left to do.
+func (b *box) afterWake() error { return errors.Join(b.reopen(), unmountBelow(b.dir)) }
+
+// bindAgain binds the shares of the bundle where they were.
+func (b *box) bindAgain() error {
+	b.mu.Lock()
+	asked := b.j.Asked.Shares
+	b.mu.Unlock()
+	if len(asked) == 0 {
+		return nil
+	}
+	if err := unmountBelow(b.dir); err != nil { // of a wake that a node did not live to see
+		return err
+	}
+	raw, err := readBounded(filepath.Join(b.dir, "config.json"))
+	if err != nil {
+		return err
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(raw, &spec); err != nil {
+		return err
+	}
+	at := filepath.Join(b.dir, "shares") + "/"
+	for _, m := range spec.Mounts {
+		if !strings.HasPrefix(m.Source, at) {
+			continue
+		}
+		i := slices.IndexFunc(asked, func(s sandbox.Share) bool { return s.Target == m.Destination })
+		if i < 0 {
+			return fmt.Errorf("the bundle has a share at %s that nobody asked for", m.Destination)
+		}
+		if err := os.Remove(m.Source); err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		if err := b.n.bindShare(asked[i], m.Source); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaken has a hibernated sandbox run that a call has paused, for a command or a file
+// that is written. Who else has paused it is for rouse.
+func (b *box) awaken(ctx context.Context) error {
+	if !b.napping() {
+		return nil
+	}
+	b.pausing.Lock()
+	defer b.pausing.Unlock()
+	if !b.napping() {
+		return nil
+	}
+	return b.explain(ctx, b.letGo(byCall))
+}
+
+// stir is rouse for what is to wake a hibernated sandbox too, whoever has paused it.
+func (b *box) stir(ctx context.Context) (release func(), err error) {
+	if err := b.awaken(ctx); err != nil {
+		return nil, err
+	}
+	return b.rouse(ctx)
+}
+
+// napSoon puts a sandbox that was just paused to disk, where every pause is followed by
+// that, unless it runs again by then.
+func (b *box) napSoon() {
+	if b.n.c.PausedMemory != PausedHibernate {
+		return
+	}
+	b.n.work.Go(func() { // ends with Close, and bounded by the holder
+		done, err := b.n.turnToNap(b.n.life)
+		if err != nil {
+			return
+		}
+		defer done()
+		b.pausing.Lock()
+		defer b.pausing.Unlock()
+		if b.held == 0 {
+			return
+		}
+		if err := b.hibernate(); err != nil && !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, holder.ErrLost) {
+			b.n.log.Info("a paused sandbox is not hibernated", "sandbox", b.id, "err", err)
+		}
+	})
+}
+
+func (n *Node) closing() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.closed
+}
+
+// takePause finds out why a sandbox of an earlier node is paused, or hibernated, and
+// begins to watch it: before it is resumed, as it may ask its next question at once. The
+// earlier node may have ended in the middle of a hibernation or a wake, which the holder
+// brings to its end: nobody waits for that but who changes the same.
+func (b *box) takePause() error {
+	b.pausing.Lock()
+	b.mu.Lock()
+	stands := b.paused.now
+	b.mu.Unlock()
+	if stands {
+		b.readyMemory()
+		b.offerMemory(true)
+	}
+	b.watchModel()
+	b.watchIdle()
+	b.idles().paused(stands)
+	if _, err := os.Lstat(filepath.Join(b.dir, "hibernated")); err != nil {
+		defer b.pausing.Unlock()
+		return errors.Join(b.afterWake(), b.takeHeld())
+	}
+	b.n.work.Go(func() { // ends with the node's life, or the holder's answer
+		defer b.pausing.Unlock()
+		st, err := b.h.Settled(b.n.life)
+		if err == nil {
+			b.mu.Lock()
+			b.paused.now = st.Paused
+			b.mu.Unlock()
+			if st.Hibernated {
+				b.noteNap(nap{true, st.OnDisk})
+			} else {
+				err = b.afterWake()
+			}
+			err = errors.Join(err, b.takeHeld())
+		}
+		if err != nil && b.n.life.Err() == nil && !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, holder.ErrLost) {
+			b.end(cause{Reason: sandbox.ReasonRuntime, Message: err.Error()})
+		}
+	})
+	return nil
+}
