@@ -292,12 +292,12 @@ func TestUnderRunscAShareIsReadOnlyForEverybody(t *testing.T) {
 	if out, code := v.sh(t, "ls -A /opt/tests; cat /tmp/one.sh"); code != 0 || out != "" {
 		t.Errorf("%q, %d", out, code)
 	}
-	must2(t, f.Give(context.Background(), filepath.Join(dir, "tests/deep"), "/opt/a b\\\n/c/"))
-	if err := f.Give(context.Background(), filepath.Join(dir, "tests/deep"), "/opt/./a b\\\n/c"); !errors.Is(err, sandbox.ErrFileExists) {
+	must2(t, f.Give(context.Background(), filepath.Join(dir, "tests/deep"), "/opt/a b\r\u00a0\\\n/c/"))
+	if err := f.Give(context.Background(), filepath.Join(dir, "tests/deep"), "/opt/./a b\r\u00a0\\\n/c"); !errors.Is(err, sandbox.ErrFileExists) {
 		t.Errorf("two at one place: %v", err)
 	}
-	must2(t, f.Take(context.Background(), "/opt/a b\\\n/c"))
-	if err := f.Take(context.Background(), "/opt/a b\\\n/c"); !errors.Is(err, sandbox.ErrFileNotFound) {
+	must2(t, f.Take(context.Background(), "/opt/a b\r\u00a0\\\n/c"))
+	if err := f.Take(context.Background(), "/opt/a b\r\u00a0\\\n/c"); !errors.Is(err, sandbox.ErrFileNotFound) {
 		t.Errorf("taken twice: %v", err)
 	}
 	for _, target := range []string{"/", "/proc/x", "/dev", "rel", "/a\x00"} {

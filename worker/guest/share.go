@@ -119,12 +119,14 @@ func (f *Files) mounted(ctx context.Context, at string) (string, error) {
 // before it.
 func mountedIn(list, at string) (kind string) {
 	at = escaped.Replace(at)
-	for line := range strings.Lines(list) {
+	for line := range strings.SplitSeq(list, "\n") {
 		// 36 35 98:0 /root /point options optional… - type source superoptions
+		// Only the four characters that are escaped end a field: a name may have others
+		// that are space elsewhere.
 		head, tail, ok := strings.Cut(line, " - ")
-		point, fields := strings.Fields(head), strings.Fields(tail)
-		if ok && len(point) > 4 && len(fields) > 0 && point[4] == at {
-			kind = fields[0]
+		fields := strings.Split(head, " ")
+		if ok && len(fields) > 4 && fields[4] == at {
+			kind, _, _ = strings.Cut(tail, " ")
 		}
 	}
 	return kind
