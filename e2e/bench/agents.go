@@ -31,7 +31,7 @@ func measureAgents(ctx context.Context, b *bench) (err error) {
 	}
 	defer unlock()
 	out := b.lab.Path("agents.json")
-	args := []string{"bench", "agents", "--memory", "384M", "--agent-memory", "64M", "--demand", "1.5", "--wait-scale", "0.1", "--duration", "8s", "--arms", "resident,reclaim",
+	args := []string{"bench", "agents", "--memory", "256M", "--agent-memory", "48M", "--demand", "1.5", "--wait-scale", "0.1", "--duration", "6s",
 		"--swap", swap, "--temp", b.lab.Dir, "--json", out}
 	if dir := os.Getenv("QUARRY_ARTIFACTS"); dir != "" {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
