@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -300,26 +299,19 @@ func (x *execution) refused(err error) {
 			lose(st, plain(err.Error()))
 			return
 		}
-		code, reason := whyNot(no.Message)
+		code, reason := whyNot(no)
 		st.State, st.Reason, st.Message, st.ExitCode = sandbox.ExecExited, reason, plain(no.Message), &code
 	})
 }
 
-// noProcess ends what the Sentry says of a guest at its limit of processes: EAGAIN in
-// its words.
-const noProcess = "try again"
-
-// whyNot reads from the Sentry's words why a program did not start, and returns
-// what a shell would exit with.
-func whyNot(message string) (code int, reason string) {
+// whyNot says why a program did not start, and what a shell would exit with.
+func whyNot(err error) (code int, reason string) {
 	const notExecutable, notFound = 126, 127
-	if strings.HasSuffix(message, noProcess) {
+	switch {
+	case errors.Is(err, sentry.ErrProcesses):
 		return notExecutable, sandbox.ExecReasonProcess
-	}
-	for _, words := range []string{"no such file or directory", "not a directory", "error finding executable"} {
-		if strings.Contains(message, words) && !strings.Contains(message, "permission denied") {
-			return notFound, sandbox.ExecReasonNotFound
-		}
+	case errors.Is(err, sentry.ErrNoFile):
+		return notFound, sandbox.ExecReasonNotFound
 	}
 	return notExecutable, sandbox.ExecReasonNoExec
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"quarry/worker/sandbox"
 	"quarry/worker/sentry"
@@ -115,17 +114,19 @@ func (b *box) cat(ctx context.Context, path string, out *os.File) error {
 		return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
 	}
 	err := b.sentry.Cat(ctx, path, out)
-	var no *sentry.RemoteError
-	if errors.As(err, &no) && strings.Contains(no.Message, "no such file or directory") {
+	if errors.Is(err, sentry.ErrNoFile) {
 		return fmt.Errorf("%w: %w", sandbox.ErrFileNotFound, err)
 	}
 	return err
 }
 
-// sentryError makes ErrEnded of an error of a Sentry that is gone.
+// sentryError says in the words of package sandbox what an error of the Sentry is.
 func (b *box) sentryError(err error) error {
-	if errors.Is(err, sentry.ErrGone) {
+	switch {
+	case errors.Is(err, sentry.ErrGone):
 		return fmt.Errorf("%w: %w", sandbox.ErrEnded, err)
+	case errors.Is(err, sentry.ErrProcesses):
+		return fmt.Errorf("%w: %w", sandbox.ErrNoProcess, err)
 	}
 	return err
 }

@@ -206,7 +206,7 @@ func (x *execution) notRun(err error) func(*sandbox.ExecState) {
 		case x.why != "" && errors.Is(err, context.Canceled):
 			code, reason = 137, x.why
 		case errors.As(err, &no):
-			code, reason = whyNot(no.Message)
+			code, reason = whyNot(no)
 		case errors.Is(err, session.ErrEnded):
 			code, reason = 1, sandbox.ExecReasonNoExec
 		default:

@@ -216,6 +216,7 @@ var codes = []struct {
 	{"not_hibernated", ErrNotHibernated},
 	{"not_restored", ErrNotRestored},
 	{"file_not_found", sandbox.ErrFileNotFound},
+	{"no_process", sandbox.ErrNoProcess},
 	{"runtime", sandbox.ErrRuntime},
 }
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"strings"
 
 	"quarry/worker/guest"
 	"quarry/worker/holder"
@@ -46,9 +45,6 @@ func (r runner) run(ctx context.Context, caps sentry.Capabilities, argv []string
 		Process: holder.Process{Argv: argv, WorkDir: "/", Capabilities: caps},
 		Program: f, Stdin: stdin, Stdout: stdout, Stderr: stderr,
 	})
-	if err != nil && strings.HasSuffix(err.Error(), "try again") { // EAGAIN in the Sentry's words
-		err = fmt.Errorf("%w: %w", sandbox.ErrNoProcess, err)
-	}
 	return st.Code, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,33 @@ type RemoteError struct {
 }
 
 func (e *RemoteError) Error() string { return e.Method + ": " + e.Message }
+
+// What a refusal may be about. The Sentry sends its errors as text, which is read here
+// alone, and of the pinned version: a RemoteError is one of these by errors.Is.
+var (
+	// ErrProcesses says that the guest is at its limit of processes: EAGAIN.
+	ErrProcesses = errors.New("the guest is at its limit of processes")
+	// ErrNoFile says that there is no such file, program or folder.
+	ErrNoFile = errors.New("no such file in the guest")
+)
+
+// Is tells what the refusal is about.
+func (e *RemoteError) Is(target error) bool {
+	switch target {
+	case ErrProcesses:
+		return strings.HasSuffix(e.Message, "try again")
+	case ErrNoFile:
+		if strings.Contains(e.Message, "permission denied") {
+			return false
+		}
+		for _, words := range []string{"no such file or directory", "not a directory", "error finding executable"} {
+			if strings.Contains(e.Message, words) {
+				return true
+			}
+		}
+	}
+	return false
+}
 
 // maxIdle is how many connections are kept for the next call. An exec needs one
 // from its start to its end.

@@ -151,12 +151,8 @@ func (s *Session) gone(ctx context.Context, err error) error {
 // notThere finds out whether there is no bash.
 func notThere(err error) error {
 	var no *sentry.RemoteError
-	if errors.As(err, &no) {
-		for _, words := range []string{"no such file or directory", "error finding executable", "not found"} {
-			if strings.Contains(no.Message, words) {
-				return fmt.Errorf("%w: %s", ErrNoBash, no.Message)
-			}
-		}
+	if errors.As(err, &no) && errors.Is(no, sentry.ErrNoFile) {
+		return fmt.Errorf("%w: %s", ErrNoBash, no.Message)
 	}
 	return err
 }
