@@ -22,6 +22,7 @@ var arrows = map[string][]string{
 	"internal/durable":    {},
 	"internal/strictjson": {},
 	"internal/proc":       {},
+	"internal/fdpass":     {},
 	"internal/netns":      {},
 	"internal/rescue":     {},
 	"internal/wakeup":     {},
@@ -81,9 +82,9 @@ var arrows = map[string][]string{
 	"worker/network/apart": {"internal/netns"}, // a node beside the machine, for tests and benches
 	"worker/memory":        {},
 
-	"worker/sentry":            {},
-	"worker/sentry/sentrytest": {"internal/need"},                                                            // only tests import it
-	"worker/holder":            {"worker/sandbox", "worker/sentry", "worker/session", "internal/strictjson"}, // the shim links it: it must stay small
+	"worker/sentry":            {"internal/fdpass"},
+	"worker/sentry/sentrytest": {"internal/need"},                                                                               // only tests import it
+	"worker/holder":            {"worker/sandbox", "worker/sentry", "worker/session", "internal/fdpass", "internal/strictjson"}, // the shim links it: it must stay small
 
 	"worker/guest":        {"worker/guest/flat", "worker/guest/wire", "worker/sandbox"},
 	"worker/session":      {"worker/sentry"},

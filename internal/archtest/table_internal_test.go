@@ -48,7 +48,7 @@ func TestTheTableKeepsTheDesign(t *testing.T) {
 			t.Errorf("%s reaches itself", pkg)
 		}
 	}
-	shim := []string{"internal/strictjson", "nbd", "nbd/attach", "store/chunk", "worker/holder", "worker/sandbox", "worker/sentry", "worker/session"}
+	shim := []string{"internal/fdpass", "internal/strictjson", "nbd", "nbd/attach", "store/chunk", "worker/holder", "worker/sandbox", "worker/sentry", "worker/session"}
 	if got := reach("cmd/quarry-shim"); !slices.Equal(got, shim) {
 		t.Errorf("the shim links %v", got)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"quarry/internal/fdpass"
 	"quarry/worker/sandbox"
 	"quarry/worker/sentry"
 )
@@ -91,7 +92,7 @@ func (c *Client) call(ctx context.Context, r request, files ...*os.File) (answer
 	}
 	c.give(k)
 	if err := a.error(); err != nil {
-		closeAll(out)
+		fdpass.Close(out)
 		return answer{}, nil, err
 	}
 	return a, out, nil
@@ -114,11 +115,11 @@ func exchange(ctx context.Context, k *net.UnixConn, r request, files []*os.File)
 	}
 	// Fields that this program does not know are those of a newer holder.
 	if err := json.Unmarshal(body, &a); err != nil {
-		closeAll(out)
+		fdpass.Close(out)
 		return a, nil, fmt.Errorf("%w: %w", errWire, err)
 	}
 	if !stop() {
-		closeAll(out)
+		fdpass.Close(out)
 		return a, nil, context.Cause(ctx) // the connection has no time left
 	}
 	return a, out, nil
@@ -401,7 +402,7 @@ func (c *Client) MemoryFile(ctx context.Context) (*os.File, error) {
 		return nil, err
 	}
 	if len(files) != 1 {
-		closeAll(files)
+		fdpass.Close(files)
 		return nil, errWire
 	}
 	return files[0], nil

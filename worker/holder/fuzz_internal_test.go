@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"quarry/internal/fdpass"
 	"quarry/worker/sandbox"
 	"quarry/worker/sentry"
 	"quarry/worker/session"
@@ -172,7 +173,7 @@ func TestDescriptorsOfAMessage(t *testing.T) {
 	if err != nil || string(body) != "{}" || len(files) != 2 {
 		t.Fatalf("%q, %d files, %v", body, len(files), err)
 	}
-	closeAll(files)
+	fdpass.Close(files)
 	if _, _, err := here.WriteMsgUnix(append(header{2, 2}.encode(), "{}"...), unix.UnixRights(int(null.Fd())), nil); err != nil {
 		t.Fatal(err)
 	}

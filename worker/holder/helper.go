@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"quarry/internal/fdpass"
 	"quarry/worker/sandbox"
 	"quarry/worker/sentry"
 )
@@ -34,7 +35,7 @@ func (b *box) helper(ctx context.Context, r request, files []*os.File) (*sentry.
 		}
 	}
 	pid, err := b.startHelper(ctx, *r.Process, streams, files[len(files)-1])
-	closeAll(files) // the guest has its own; who waits for the end of one sees it
+	fdpass.Close(files) // the guest has its own; who waits for the end of one sees it
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"quarry/internal/fdpass"
 	"quarry/worker/sandbox"
 )
 
@@ -105,7 +106,7 @@ func (s *server) talk(c *net.UnixConn) {
 			select {
 			case calls <- incoming{body, files}:
 			case <-ctx.Done():
-				closeAll(files)
+				fdpass.Close(files)
 				return
 			}
 		}
@@ -113,10 +114,10 @@ func (s *server) talk(c *net.UnixConn) {
 	defer c.Close()
 	for in := range calls {
 		a, out := s.answer(ctx, in)
-		closeAll(in.files)
+		fdpass.Close(in.files)
 		c.SetWriteDeadline(time.Now().Add(writeTimeout))
 		err := send(c, marshal(a), out)
-		closeAll(out)
+		fdpass.Close(out)
 		if err != nil || ctx.Err() != nil {
 			return
 		}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"quarry/internal/fdpass"
 	"quarry/internal/strictjson"
 	"quarry/worker/sandbox"
 )
@@ -120,7 +121,7 @@ func spawn(c Config) (cmd *exec.Cmd, stdin, stdout *os.File, err error) {
 	var open []*os.File
 	defer func() {
 		if err != nil {
-			closeAll(open)
+			fdpass.Close(open)
 		}
 	}()
 	pipe := func() (r, w *os.File, err error) {

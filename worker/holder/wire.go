@@ -10,8 +10,7 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"quarry/internal/fdpass"
 	"quarry/worker/sandbox"
 	"quarry/worker/sentry"
 	"quarry/worker/session"
@@ -67,42 +66,16 @@ func send(c *net.UnixConn, body []byte, files []*os.File) error {
 	if len(body) > maxBody || len(files) > maxPassed {
 		return fmt.Errorf("%w: %d descriptors and %d bytes, at most %d and %d", errWire, len(files), len(body), maxPassed, maxBody)
 	}
-	var oob []byte
-	if len(files) > 0 {
-		fds := make([]int, 0, len(files))
-		for _, f := range files {
-			raw, err := f.SyscallConn() // not Fd, which would make the file's reads block
-			if err != nil {
-				return err
-			}
-			// The number stays valid: the caller keeps the file open during the call.
-			if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
-				return err
-			}
-		}
-		oob = unix.UnixRights(fds...)
-	}
-	b := append(header{len(files), len(body)}.encode(), body...)
-	n, _, err := c.WriteMsgUnix(b, oob, nil)
-	for err == nil && n < len(b) {
-		var more int
-		more, err = c.Write(b[n:])
-		n += more
-	}
-	return err
+	return fdpass.Write(c, append(header{len(files), len(body)}.encode(), body...), files)
 }
 
 // receive reads a message. The files are the caller's to close.
 func receive(c *net.UnixConn) (body []byte, files []*os.File, err error) {
-	head, oob := make([]byte, headerSize), make([]byte, unix.CmsgSpace(4*maxPassed))
-	n, oobn, flags, _, err := c.ReadMsgUnix(head, oob)
-	if err != nil {
-		return nil, nil, err
-	}
-	files, err = filesOf(oob[:oobn])
+	head := make([]byte, headerSize)
+	n, files, all, err := fdpass.Read(c, head, maxPassed)
 	defer func() {
 		if err != nil {
-			closeAll(files)
+			fdpass.Close(files)
 			files = nil
 		}
 	}()
@@ -119,39 +92,12 @@ func receive(c *net.UnixConn) (body []byte, files []*os.File, err error) {
 	if err != nil {
 		return nil, files, err
 	}
-	if h.fds != len(files) || flags&unix.MSG_CTRUNC != 0 {
+	if h.fds != len(files) || !all {
 		return nil, files, fmt.Errorf("%w: %d descriptors came, %d were said", errWire, len(files), h.fds)
 	}
 	body = make([]byte, h.size)
 	_, err = io.ReadFull(c, body)
 	return body, files, err
-}
-
-func filesOf(oob []byte) (files []*os.File, err error) {
-	if len(oob) == 0 {
-		return nil, nil
-	}
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, err
-	}
-	for i := range msgs {
-		fds, err := unix.ParseUnixRights(&msgs[i])
-		if err != nil {
-			return files, err
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "passed"))
-		}
-	}
-	return files, nil
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
-	}
 }
 
 // request is a call; which of its fields count is the method's matter.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"quarry/internal/fdpass"
 )
 
 // Capabilities are sets of bits, one a capability of capabilities(7).
@@ -228,7 +230,7 @@ func (c *Client) MemoryFile(ctx context.Context) (*os.File, error) {
 	}
 	const accounting, memory = 0, 1 // in that order
 	if len(files) != memory+1 {
-		closeAll(files)
+		fdpass.Close(files)
 		return nil, fmt.Errorf("Usage.UsageFD: %w: %d descriptors", errAnswer, len(files))
 	}
 	return files[memory], files[accounting].Close()

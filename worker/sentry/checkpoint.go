@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"quarry/internal/fdpass"
 )
 
 // Names that runsc restore looks for in a checkpoint's folder.
@@ -24,7 +26,7 @@ const (
 // restored guest runs: a Resume would end its Sentry. What Doomed names does not live on.
 func (c *Client) Checkpoint(ctx context.Context, dir string) (err error) {
 	var files []*os.File
-	defer func() { closeAll(files) }()
+	defer func() { fdpass.Close(files) }()
 	for _, name := range []string{stateFile, pagesMeta, pagesFile} {
 		f, err := create(filepath.Join(dir, name), name == pagesFile)
 		if err != nil {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"quarry/internal/fdpass"
 )
 
 const (
@@ -101,7 +103,7 @@ func (c *conn) call(ctx context.Context, method string, arg, result any, send []
 	}
 	stop := context.AfterFunc(ctx, func() { c.c.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if err := c.write(b, send); err != nil {
+	if err := fdpass.Write(c.c, b, send); err != nil {
 		return nil, orDone(ctx, err)
 	}
 	r, files, err := c.read()
@@ -109,7 +111,7 @@ func (c *conn) call(ctx context.Context, method string, arg, result any, send []
 		err = decode(method, r, result)
 	}
 	if err != nil {
-		closeAll(files)
+		fdpass.Close(files)
 		return nil, orDone(ctx, err)
 	}
 	return files, nil
@@ -142,45 +144,14 @@ func orDone(ctx context.Context, err error) error {
 	return err
 }
 
-// write sends the request. Its descriptors go with the first byte.
-func (c *conn) write(b []byte, send []*os.File) error {
-	var oob []byte
-	if len(send) > 0 {
-		fds := make([]int, 0, len(send))
-		for _, f := range send {
-			// Not Fd, which would make the file's reads and writes block.
-			raw, err := f.SyscallConn()
-			if err != nil {
-				return err
-			}
-			// The number stays valid: the caller keeps the file open during the call.
-			if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
-				return err
-			}
-		}
-		oob = unix.UnixRights(fds...)
-	}
-	n, _, err := c.c.WriteMsgUnix(b, oob, nil)
-	for err == nil && n < len(b) {
-		var more int
-		more, err = c.c.Write(b[n:])
-		n += more
-	}
-	return err
-}
-
 // read reads one answer. Its descriptors come with the first byte.
 func (c *conn) read() (r reply, files []*os.File, err error) {
-	first, oob := make([]byte, 512), make([]byte, unix.CmsgSpace(4*maxFiles))
-	n, oobn, flags, _, err := c.c.ReadMsgUnix(first, oob)
-	if err != nil {
-		return r, nil, err
-	}
-	files, err = receive(oob[:oobn])
+	first := make([]byte, 512)
+	n, files, all, err := fdpass.Read(c.c, first, maxFiles)
 	if err != nil {
 		return r, files, err
 	}
-	if flags&unix.MSG_CTRUNC != 0 {
+	if !all {
 		return r, files, fmt.Errorf("%w: more than %d descriptors", errAnswer, maxFiles)
 	}
 	if n == 0 {
@@ -198,32 +169,4 @@ func (c *conn) read() (r reply, files []*os.File, err error) {
 		return r, files, fmt.Errorf("%w: %d bytes follow it", errAnswer, len(rest))
 	}
 	return r, files, nil
-}
-
-// receive takes the descriptors of a control message.
-func receive(oob []byte) (files []*os.File, err error) {
-	if len(oob) == 0 {
-		return nil, nil
-	}
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, err
-	}
-	for i := range msgs {
-		fds, err := unix.ParseUnixRights(&msgs[i])
-		if err != nil {
-			return files, err
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "sentry"))
-		}
-	}
-	return files, nil
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
-	}
 }
