@@ -4,6 +4,7 @@ import (
 	"errors"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 
@@ -90,5 +91,34 @@ func TestRoutersAreHeard(t *testing.T) {
 		if err := exchange(g.udp(t, hostA+":6999")); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("got %v, want it refused", err)
 		}
+	}
+}
+
+// What comes to a closed network is refused, and does not wait for ever for those who
+// would have removed it: the next network does.
+func TestAReleaseAfterTheEnd(t *testing.T) {
+	lab(t)
+	folder := t.TempDir()
+	n, err := network.New(t.Context(), network.Config{Folder: folder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	take(t, n, "a", sandbox.Rule{CIDR: hostA + "/32"})
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	released := make(chan error, 1)
+	go func() { released <- n.Release(t.Context(), "a") }() // ends with its answer
+	select {
+	case err := <-released:
+		if !errors.Is(err, network.ErrClosed) {
+			t.Errorf("got %v, want ErrClosed", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it waits for a network that is closed")
+	}
+	next := open(t, network.Config{Folder: folder})
+	if err := next.Release(t.Context(), "a"); err != nil {
+		t.Error(err)
 	}
 }

@@ -12,6 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrClosed says that the network was closed: what a sandbox has of it is the next
+// one's to adopt, or to remove.
+var ErrClosed = errors.New("the network of sandboxes is closed")
+
 // reaper removes what costs the kernel the same for one as for many: it waits some
 // 30 ms for its readers before an interface is gone, and walks its whole table of
 // connections, of 262144 places on a usual node, to find those of one address. What
@@ -20,8 +24,9 @@ type reaper struct {
 	group uint32          // of interfaces that are being removed; a number of this worker's own
 	track *netlink.Handle // of netfilter
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards what follows
 	pending *round
+	over    bool // no round comes any more
 	wake    chan struct{}
 }
 
@@ -43,10 +48,17 @@ func newReaper(group uint32) (*reaper, error) {
 
 func newRound() *round { return &round{flows: flows{}, done: make(chan struct{})} }
 
-// ask has flows, and a veth unless it is "", removed in the next round.
+// ask has flows, and a veth unless it is "", removed in the next round. After the last one
+// that fails with ErrClosed.
 func (r *reaper) ask(veth string, guest netip.Addr, stays func(netip.Addr, port) bool) *round {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.over {
+		p := newRound()
+		p.err = ErrClosed
+		close(p.done)
+		return p
+	}
 	p := r.pending
 	if veth != "" {
 		p.veths = append(p.veths, veth)
@@ -80,7 +92,7 @@ func (r *reaper) run(ctx context.Context) {
 		}
 		r.mu.Lock()
 		p := r.pending
-		r.pending = newRound()
+		r.pending, r.over = newRound(), last
 		r.mu.Unlock()
 		p.err = errors.Join(r.unplug(p.veths), cutFlows(r.track, p.flows))
 		close(p.done)
