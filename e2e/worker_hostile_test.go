@@ -235,3 +235,38 @@ func TestWhatIsKeptOfASandboxIsBounded(t *testing.T) {
 	check(t, err)
 	r.nothingLeftOf()
 }
+
+// TestLimitsOfACommandAreItsOwn has a command lower every limit that it has: the next
+// ones, and what is done to files, have those of the sandbox.
+func TestLimitsOfACommandAreItsOwn(t *testing.T) {
+	r := newWorkerRig(t, "debian")
+	c := r.client()
+	sb, err := c.Create(t.Context(), sandbox.Spec{Image: "t/task", MemoryMB: 128, DiskMB: 64, PIDs: 50}, "")
+	check(t, err)
+	all := func() string {
+		t.Helper()
+		code, out, err := run(t.Context(), c, sb.ID, sandbox.ExecSpec{Argv: []string{"cat", "/proc/self/limits"}})
+		if err != nil || code != 0 {
+			t.Fatalf("limits: %d %q %v", code, out, err)
+		}
+		shell, more, err := run(t.Context(), c, sb.ID, sandbox.ExecSpec{Shell: "for l in c d e f l m n q r s t u v x; do echo $l $(ulimit -S -$l 2>&1) $(ulimit -H -$l 2>&1); done", User: "nobody"})
+		if err != nil || shell != 0 {
+			t.Fatalf("limits: %d %q %v", shell, more, err)
+		}
+		return out + more
+	}
+	before := all()
+	for _, command := range []string{"ulimit -c 0; ulimit -d 0; ulimit -f 100; ulimit -l 0; ulimit -n 10; ulimit -s 100; ulimit -t 5; ulimit -u 1", "ulimit -v 1"} {
+		if code, out, err := run(t.Context(), c, sb.ID, sandbox.ExecSpec{Argv: []string{"bash", "-c", command}}); err != nil || code != 0 {
+			t.Fatalf("%s: %d %q %v", command, code, out, err)
+		}
+		if now := all(); now != before {
+			t.Errorf("after %s: %s, want %s", command, now, before)
+		}
+	}
+	_, err = c.WriteFile(t.Context(), sb.ID, "/tmp/file", sandbox.WriteOptions{}, bytes.NewReader(make([]byte, 1<<20)))
+	check(t, err)
+	_, err = c.Delete(t.Context(), sb.ID)
+	check(t, err)
+	r.nothingLeftOf()
+}

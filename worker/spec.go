@@ -3,6 +3,7 @@ package worker
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -98,8 +99,28 @@ func newProcess(r *root, config v1.ImageConfig, c Command) (*specs.Process, erro
 	return &specs.Process{
 		Terminal: c.Terminal, Args: args, Env: env, Cwd: path.Clean(cwd), Capabilities: Capabilities(u.uid),
 		User:    specs.User{UID: u.uid, GID: u.gid, AdditionalGids: u.groups},
-		Rlimits: []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 20, Soft: 1 << 20}},
+		Rlimits: rlimits(),
 	}, nil
+}
+
+// rlimits are a process's, every one that there is: runsc gives the first processes of
+// all commands one set of limits, and puts back in it, when a command begins, what is
+// named here. What is not would hold for each command after the one that set it. Their
+// values are those that runsc has for what is not named, but for the files of the host.
+func rlimits() (list []specs.POSIXRlimit) {
+	const none = math.MaxUint64
+	for _, name := range []string{"AS", "CORE", "CPU", "DATA", "FSIZE", "LOCKS", "NPROC", "RSS", "RTTIME"} {
+		list = append(list, specs.POSIXRlimit{Type: "RLIMIT_" + name, Hard: none, Soft: none})
+	}
+	for _, name := range []string{"NICE", "RTPRIO", "SIGPENDING"} {
+		list = append(list, specs.POSIXRlimit{Type: "RLIMIT_" + name})
+	}
+	return append(list,
+		specs.POSIXRlimit{Type: "RLIMIT_MEMLOCK", Hard: 64 << 10, Soft: 64 << 10},
+		specs.POSIXRlimit{Type: "RLIMIT_MSGQUEUE", Hard: 800 << 10, Soft: 800 << 10},
+		specs.POSIXRlimit{Type: "RLIMIT_NOFILE", Hard: 1 << 20, Soft: 1 << 20},
+		specs.POSIXRlimit{Type: "RLIMIT_STACK", Hard: none, Soft: 8 << 20},
+	)
 }
 
 // commandLine joins entrypoint and arguments as docker does: arguments replace

@@ -36,7 +36,11 @@ func (b *box) bundle(ctx context.Context, im *folder.Image) (*specs.Spec, error)
 		return nil, specError(err)
 	}
 	spec.Hostname = asked.Hostname
-	spec.Process.Rlimits = append(spec.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_NPROC", Hard: uint64(asked.PIDs), Soft: uint64(asked.PIDs)})
+	for i := range spec.Process.Rlimits {
+		if l := &spec.Process.Rlimits[i]; l.Type == "RLIMIT_NPROC" {
+			l.Hard, l.Soft = uint64(asked.PIDs), uint64(asked.PIDs)
+		}
+	}
 	if b.group != nil {
 		spec.Linux.CgroupsPath = b.group.Path()
 	}
