@@ -100,8 +100,22 @@ func (h *Handler) answer(c call, st *sandbox.ExecState) error {
 	if a.Err, err = h.inline(ctx, c, "stderr", st.Stderr.Kept); err != nil {
 		return err
 	}
+	if int64(len(a.Out)) < min(st.Stdout.Kept, MaxInline) || int64(len(a.Err)) < min(st.Stderr.Kept, MaxInline) {
+		// Output of others took its place just now: the state says so.
+		if *st, err = h.now(c); err != nil {
+			return err
+		}
+		a = ExecAnswer{ExecState: *st, Out: []byte{}, Err: []byte{}}
+	}
 	a.More = st.Stdout.Kept > int64(len(a.Out)) || st.Stderr.Kept > int64(len(a.Err))
 	return c.w.json(http.StatusOK, a)
+}
+
+// now is the state of an exec as it is.
+func (h *Handler) now(c call) (sandbox.ExecState, error) {
+	ctx, cancel := context.WithCancel(c.r.Context())
+	cancel()
+	return h.cfg.Node.WaitExec(ctx, c.id, c.exec, math.MaxInt64, math.MaxInt64)
 }
 
 // errFull ends a copy that has all it wants.
@@ -179,9 +193,7 @@ func (h *Handler) execStream(c call) error {
 	if err != nil {
 		return err
 	}
-	waiting, cancel := context.WithCancel(c.r.Context())
-	cancel() // only its state
-	st, err := h.cfg.Node.WaitExec(waiting, c.id, c.exec, math.MaxInt64, math.MaxInt64)
+	st, err := h.now(c)
 	if err != nil {
 		return err
 	}
@@ -281,9 +293,7 @@ func (h *Handler) output(c call) error {
 	if err != nil {
 		return err
 	}
-	now, cancel := context.WithCancel(c.r.Context())
-	cancel()
-	st, err := h.cfg.Node.WaitExec(now, c.id, c.exec, math.MaxInt64, math.MaxInt64)
+	st, err := h.now(c)
 	if err != nil {
 		return err
 	}

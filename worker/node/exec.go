@@ -282,8 +282,11 @@ func (n *Node) Output(ctx context.Context, id, exec, stream string, offset int64
 		return 0, nil
 	}
 	f, err := os.Open(holder.OutputPath(b.dir, exec, stream))
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, invalid("output from %d: it was forgotten just now, for the output of later execs", offset)
+	if errors.Is(err, fs.ErrNotExist) { // forgotten just now, for the output of later execs
+		if offset == 0 {
+			return 0, nil // there is none any more, as the state says now
+		}
+		return 0, invalid("output from %d: it was forgotten just now", offset)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%w: %w", sandbox.ErrRuntime, err)

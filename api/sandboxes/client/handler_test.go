@@ -460,3 +460,23 @@ func TestRangesAreServedOrRefusedByType(t *testing.T) {
 		}
 	}
 }
+
+// forgetful loses an output between the end of its exec and the answer.
+type forgetful struct{ *fakeNode }
+
+func (n forgetful) Output(context.Context, string, string, string, int64, io.Writer) (int64, error) {
+	n.change(func() {
+		o := &n.exec.Stdout
+		o.Dropped, o.Kept, o.DroppedBy = o.Dropped+o.Kept, 0, sandbox.DroppedOld
+	})
+	return 0, nil
+}
+
+func TestAnAnswerHasWhatItsStateSays(t *testing.T) {
+	n := forgetful{newFake()}
+	n.print("hello", true)
+	a, err := connect(t, n, "run").Exec(t.Context(), "s1", sandboxes.ExecRequest{ExecSpec: sandbox.ExecSpec{ID: "e", Argv: []string{"x"}}})
+	if err != nil || len(a.Out) != 0 || a.More || a.Stdout.Kept != 0 || a.Stdout.Dropped != 5 || a.Stdout.DroppedBy != sandbox.DroppedOld || *a.ExitCode != 3 {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
