@@ -432,3 +432,14 @@ func TestALongFolder(t *testing.T) {
 		t.Errorf("left: %v, %v", left, err)
 	}
 }
+
+// One that ends before anybody can ask for its status has exited all the same.
+func TestTheEntrypointEndsAtOnce(t *testing.T) {
+	for n := range 6 {
+		code := n % 3
+		r := startRig(t, config(t, "/bin/sh", "-c", fmt.Sprintf("exit %d", code)))
+		if e, err := r.c.WaitEnded(r.ctx); err != nil || e.Killed || e.Init == nil || e.Init.Code != code || e.Message != "" {
+			t.Errorf("exit %d: %+v, %v", code, e, err)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"quarry/worker/sandbox"
+	"quarry/worker/sentry"
 )
 
 // notKnown is the status of a process that was not waited for.
@@ -154,6 +155,9 @@ func (b *box) finish(end Ended) {
 		end.Init = nil // it did not end by itself
 	}
 	b.mu.Unlock()
+	if end.Init == nil && b.endedItself(end) {
+		end.Init = &sentry.Status{Code: unix.WaitStatus(end.Sentry).ExitStatus()}
+	}
 	if end.Message == "" && !end.Killed && end.Init == nil {
 		end.Message = b.whatEnded(end)
 	}
@@ -167,6 +171,18 @@ func (b *box) finish(end Ended) {
 	b.end = end
 	b.mu.Unlock()
 	close(b.ended)
+}
+
+// endedItself reports whether a Sentry that answered nobody ended with its guest's first
+// process, whose status it then exits with: one that ends at once is gone before it is
+// asked. 128 is what runsc exits with of its own, and a crash of it leaves a log.
+func (b *box) endedItself(e Ended) bool {
+	const runscFailed = 128
+	b.mu.Lock()
+	forced, whole := b.forced, b.nap == napNone
+	b.mu.Unlock()
+	ws := unix.WaitStatus(e.Sentry)
+	return e.Message == "" && !e.Killed && !forced && whole && e.Sentry != notKnown && ws.Exited() && ws.ExitStatus() != runscFailed && b.panicked() == ""
 }
 
 // finishTimeout bounds the wait for execs whose Sentry is gone: they have but to
