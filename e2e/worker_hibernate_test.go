@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -191,8 +192,58 @@ func TestHibernated(t *testing.T) {
 	if end.Reason != sandbox.ReasonDeleted || end.Evidence.Pauses < 4 || end.Evidence.PausedFor == 0 {
 		t.Errorf("its record: %+v", end)
 	}
+	r.waits()
 	check(t, syscall.Unmount(disk, 0))
 	r.nothingLeftOf()
+}
+
+// waits has an agent put to disk each time that it waits for its model, and woken by the
+// first packet of the answer, and by whoever holds the answer.
+func (r *napRig) waits() {
+	t := r.t
+	answers := make(chan string)
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { fmt.Fprint(w, <-answers) })}
+	t.Cleanup(func() { s.Close() })
+	var listener net.Listener
+	check(t, netns.Do(r.l.outside, func() (err error) { listener, err = net.Listen("tcp4", "203.0.113.10:8001"); return err }))
+	go s.Serve(listener) // ends with Close
+	r.flags = append(r.flags, "--model-endpoint", "203.0.113.10:8001", "--paused-memory", "hibernate")
+	r.again()
+	sb, err := r.c.Create(r.ctx, sandbox.Spec{
+		Image: "t/task", DiskMB: 64, Entrypoint: []string{"python3", "-c", strings.ReplaceAll(asker, "8000", "8001")}, Network: sandbox.Policy{Allow: []sandbox.Rule{{CIDR: "203.0.113.10/32"}}},
+	}, "asker")
+	check(t, err)
+	asleep := func() {
+		t.Helper()
+		r.until("a hibernation", func() bool { return r.state(sb.ID) == sandbox.StateHibernated })
+	}
+	for i, wake := range []bool{false, true, false} {
+		asleep()
+		if wake {
+			r.wake(sb.ID)
+		}
+		if i == 2 { // nobody sees the answer; the next worker wakes it
+			r.killWorker()
+		}
+		answer := fmt.Sprint("answer ", i)
+		answers <- answer
+		if i == 2 {
+			r.startWorkerIn(r.l.node, r.flags...)
+			r.c = r.socketClient()
+		}
+		r.until(answer, func() bool {
+			said, _ := os.ReadFile(r.path("w", "node", sb.ID, "init", "stdout"))
+			return strings.HasSuffix(string(said), answer+"\n")
+		})
+	}
+	asleep()
+	var out bytes.Buffer
+	if _, err := r.c.ReadFile(r.ctx, sb.ID, "/etc/passwd", sandbox.ReadOptions{}, &out); err != nil || out.Len() == 0 {
+		t.Errorf("a file of one that waits for its model: %q, %v", out.String(), err)
+	}
+	asleep()
+	_, err = r.c.Delete(r.ctx, sb.ID)
+	check(t, err)
 }
 
 // called has one hibernated by a call, and woken by what needs its tasks.

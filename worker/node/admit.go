@@ -227,6 +227,7 @@ func (c Config) withDefaults(dir string) (Config, error) {
 	c.Creates = orInt(c.Creates, 2*cpus)
 	c.QueuedCreates = orInt(c.QueuedCreates, 256)
 	c.CreateTimeout = orInt(c.CreateTimeout, 5*time.Minute)
+	c.HibernateAfter = orInt(c.HibernateAfter, time.Minute)
 	c.MaxRecords = orInt(c.MaxRecords, 4096)
 	c.RecordAge = orInt(c.RecordAge, 7*24*time.Hour)
 	c.Max.CPUMilli = orInt(c.Max.CPUMilli, int64(cpus)*1000)

@@ -46,7 +46,10 @@ type Config struct {
 	// a tenth of all, and half as much again.
 	PausedMemory          PausedMemory
 	MemoryLow, MemoryHigh int64
-	MemoryMetrics         *memory.Metrics // nil = counted for nobody
+	// HibernateAfter is how long a sandbox must have been paused before it is put to disk
+	// because there is no room in swap; 0 is a minute, less is never.
+	HibernateAfter time.Duration
+	MemoryMetrics  *memory.Metrics // nil = counted for nobody
 
 	CgroupParent string // below /sys/fs/cgroup; "" is /quarry
 

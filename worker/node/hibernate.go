@@ -29,7 +29,8 @@ const napTurn = time.Minute
 // nap is what a node knows of a hibernation without asking the holder.
 type nap struct {
 	now   bool
-	bytes int64 // on the disk
+	bytes int64     // on the disk
+	tried time.Time // when it was refused for want of room in memory
 }
 
 // Hibernate implements sandbox.Node.
@@ -94,7 +95,7 @@ func (b *box) hibernate() error {
 	if err != nil {
 		return err
 	}
-	b.noteNap(nap{true, size})
+	b.noteNap(nap{now: true, bytes: size})
 	b.tell("hibernated")
 	return nil
 }
@@ -365,7 +366,7 @@ func (b *box) takePause() error {
 			b.paused.now = st.Paused
 			b.mu.Unlock()
 			if st.Hibernated {
-				b.noteNap(nap{true, st.OnDisk})
+				b.noteNap(nap{now: true, bytes: st.OnDisk})
 			} else {
 				err = b.afterWake()
 			}

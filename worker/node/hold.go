@@ -333,7 +333,7 @@ func (b *box) connect(ctx context.Context) error {
 	}
 	b.h = h
 	if st.Hibernated {
-		b.noteNap(nap{true, st.OnDisk})
+		b.noteNap(nap{now: true, bytes: st.OnDisk})
 	}
 	b.paused = pauses{now: st.Paused, count: st.Pauses, before: time.Duration(st.PausedFor) * time.Millisecond, since: b.n.now()}
 	b.follow(h)

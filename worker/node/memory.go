@@ -211,9 +211,12 @@ func (n *Node) watchMemory() {
 	for {
 		err := memory.Watch(n.life, n.memorySources(), marks, n.c.MemoryMetrics, func(want int64) {
 			for _, took := range n.waiting.Reclaim(n.life, want) {
-				if took.Err != nil {
+				if want -= took.Bytes(); took.Err != nil {
 					n.log.Warn("memory of a paused sandbox is not taken", "sandbox", took.ID, "err", took.Err)
 				}
+			}
+			if want > 0 {
+				n.napForRoom()
 			}
 		})
 		if n.life.Err() != nil {
