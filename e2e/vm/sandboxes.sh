@@ -4,16 +4,12 @@ SW=$WORK/sandboxes
 GROUP=quarry-story
 mkdir -p -m 700 $SW
 export QUARRY_WORKER=$SW QUARRY_ATTACH=$ATTACH
-# worker: starts one, and waits until it serves.
+# worker FLAGS...: starts one, and waits until it serves.
 worker() {
 	: >$WORK/worker.out
-	quarry worker --no-auth --listen 127.0.0.1:7081 --cgroup /$GROUP --default-disk-mb 64 --share data=$WORK/data >>$WORK/worker.out 2>>$WORK/worker.log &
+	quarry worker --no-auth --listen 127.0.0.1:7081 --cgroup /$GROUP --default-disk-mb 64 --share data=$WORK/data "$@" >>$WORK/worker.out 2>>$WORK/worker.log &
 	WORKER=$!
 	await 90 grep -q listening $WORK/worker.out
-}
-# group FILE1 FILE2 ID: a file of a sandbox's control group, of version 2 or 1.
-group() {
-	if [ -e /sys/fs/cgroup/cgroup.controllers ]; then cat /sys/fs/cgroup/$GROUP/$3*/$1; else cat /sys/fs/cgroup/$2/$GROUP/$3*/${1%%.*}*.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/$2/$GROUP/$3*/$1; fi
 }
 leftOf() { grep -l "$SW/node/$1" /proc/[0-9]*/cmdline 2>/dev/null; ls -d $SW/node/$1 2>/dev/null; find /sys/fs/cgroup -type d -path "*$GROUP/*$1*" 2>/dev/null; true; }
 noneLeft() { [ -z "$(leftOf $1)" ]; }

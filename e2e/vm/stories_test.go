@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +26,8 @@ var (
 	storiesScript string
 	//go:embed sandboxes.sh
 	sandboxesScript string
+	//go:embed waits.sh
+	waitsScript string
 )
 
 // storyRig is a share with a data folder of two images.
@@ -64,7 +67,7 @@ var networkModules = []string{"nf_tables", "nft_ct", "nft_chain_nat", "nft_masq"
 
 // TestKernelNBD attaches through the kernel's NBD on the kernels that people
 // have, in guests that run beside each other: nbd/attach's own tests, and the
-// stories; on the newer one those of sandboxes too, with version 2 of control groups.
+// stories; on the newer one those of sandboxes and of what they wait for too, with version 2 of control groups.
 func TestKernelNBD(t *testing.T) {
 	kernels := []*vm.Kernel{kernel(t, vm.Linux6_1), kernel(t, vm.Linux6_12)}
 	r := newStoryRig(t)
@@ -73,7 +76,7 @@ func TestKernelNBD(t *testing.T) {
 	for _, k := range kernels {
 		stories, modules := []string{storiesScript}, []string{nbdModule}
 		if k == kernels[1] {
-			stories, modules = append(stories, sandboxesScript), append(modules, networkModules...)
+			stories, modules = append(stories, sandboxesScript, waitsScript), slices.Concat(modules, networkModules, []string{"lzo-rle", "zram"})
 		}
 		t.Run(k.Suite, func(t *testing.T) {
 			t.Parallel()
