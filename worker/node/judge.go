@@ -132,7 +132,7 @@ func (n *Node) deadImages(before map[*box]bool) map[*box]bool {
 	looked, found := map[server]error{}, map[*box]bool{}
 	for _, b := range boxes {
 		b.mu.Lock()
-		mt, s, runs := b.mount, b.j.Served, b.state == sandbox.StateRunning && b.cause == nil
+		mt, s, runs := b.mount, b.j.Served, b.state == sandbox.StateRunning && b.cause == nil && !b.nap.now // a restore opens its image anew
 		b.mu.Unlock()
 		if mt == nil || !runs {
 			continue
