@@ -176,7 +176,7 @@ func TestHibernated(t *testing.T) {
 		return err == nil
 	})
 	for name, story := range map[string]func(id string){
-		"called": r.called, "refused": r.refused, "damaged": r.damaged,
+		"called": r.called, "refused": r.refused, "damaged": r.damaged, "lost": r.lost,
 	} {
 		sb, err := r.c.Create(ctx, sandbox.Spec{Image: "t/task"}, name)
 		check(t, err)
@@ -352,6 +352,17 @@ func (r *napRig) damaged(id string) {
 	}
 }
 
+// lost has the process killed that keeps a hibernated sandbox.
+func (r *napRig) lost(id string) {
+	r.hibernate(id)
+	for _, pid := range r.processesOf(id, "holder") {
+		check(r.t, syscall.Kill(pid, syscall.SIGKILL))
+	}
+	if end := ended(r.t, r.c, id); end.Reason != sandbox.ReasonNodeLost || end.Blame != sandbox.BlameInfra || !end.Retryable {
+		r.t.Errorf("its record: %+v", end)
+	}
+}
+
 // killed has the worker killed while a sandbox is hibernated, is being hibernated and is
 // being woken.
 func (r *napRig) killed(id string) {
@@ -399,9 +410,9 @@ func (r *napRig) imageChanges(id string) {
 	t := r.t
 	r.hibernate(id)
 	r.quarry("convert", "oci:"+filepath.Join(os.Getenv("QUARRY_IMAGES"), "debian"), "--data", r.path("d"), "--name", "t/task")
+	for _, pid := range processesNamed(t, r.path("bin", "quarry")+"\x00reader\x00") {
+		check(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
 	r.wake(id)
 	r.goesOn(id)
-	if n := r.counts(id); n == 0 {
-		t.Error(fmt.Sprint("it counts ", n))
-	}
 }

@@ -155,20 +155,77 @@ func TestWhatARestoreWouldKillIsNotHibernated(t *testing.T) {
 	}
 }
 
-// A disk that has no room is told, and the guest goes on.
-func TestADiskWithoutRoom(t *testing.T) {
+// onSmallDisk is config with a folder on a disk of that size.
+func onSmallDisk(t *testing.T, size string) holder.Config {
+	t.Helper()
 	c := config(t)
 	bundle, err := os.ReadFile(filepath.Join(c.Dir, "config.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mount("small", c.Dir, "tmpfs", 0, "size=32m,mode=700"); err != nil {
+	if err := unix.Mount("small", c.Dir, "tmpfs", 0, "mode=700,size="+size); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Unmount(c.Dir, unix.MNT_DETACH) })
 	if err := errors.Join(os.WriteFile(filepath.Join(c.Dir, "config.json"), bundle, 0o600), os.Mkdir(filepath.Join(c.Dir, "upper"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
+	return c
+}
+
+// A disk that fills while the checkpoint is written is told, and the guest goes on.
+func TestADiskThatFills(t *testing.T) {
+	r := startRig(t, onSmallDisk(t, "250m"))
+	r.run(sandbox.ExecSpec{}, "yes | head -c 100000000 > /tmp/f")
+	for range 20 {
+		if err := r.c.Pause(r.ctx, false); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() { _, err := r.c.Hibernate(r.ctx); done <- err }()
+		filler := filepath.Join(r.dir, "filler")
+		r.waitFor("the first pages", func() bool {
+			_, err := os.Stat(filepath.Join(r.dir, "hibernated", "pages.img"))
+			return err == nil || r.state().Hibernated
+		})
+		f, err := os.Create(filler)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for size := int64(250 << 20); size > 0; size -= 4 << 20 { // all that is left
+			if unix.Fallocate(int(f.Fd()), 0, 0, size) == nil {
+				break
+			}
+		}
+		f.Close()
+		err = <-done
+		if err := os.Remove(filler); err != nil {
+			t.Fatal(err)
+		}
+		if err == nil { // it was faster
+			r.wake()
+			continue
+		}
+		if !errors.Is(err, holder.ErrNotHibernated) || !strings.Contains(err.Error(), "no space") {
+			t.Errorf("got %v", err)
+		}
+		if err := r.c.Resume(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+		r.wantNobody()
+		r.hibernate() // there is room again
+		r.wake()
+		if st := r.run(sandbox.ExecSpec{}, "wc -c < /tmp/f"); r.output(st, "stdout") != "100000000\n" {
+			t.Error("its memory does not read")
+		}
+		return
+	}
+	t.Error("the disk was never full in the middle")
+}
+
+// A disk that has no room is told, and the guest goes on.
+func TestADiskWithoutRoom(t *testing.T) {
+	c := onSmallDisk(t, "32m")
 	r := startRig(t, c)
 	if err := r.c.Pause(r.ctx, false); err != nil {
 		t.Fatal(err)
