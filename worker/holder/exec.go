@@ -166,7 +166,7 @@ func (b *box) enter(s sandbox.ExecSpec) (x *execution, made bool, err error) {
 	_, was := b.past[sumOf(s.ID)]
 	switch {
 	case was:
-		return nil, false, fmt.Errorf("%w: %s, and how is forgotten: of the execs of a sandbox the last %d are known", sandbox.ErrExecEnded, s.ID, keptExecs)
+		return nil, false, fmt.Errorf("%w: %s, and how is forgotten: of the execs of a sandbox the last %d are known", sandbox.ErrExecEnded, s.ID, KeptExecs)
 	case b.over:
 		return nil, false, sandbox.ErrEnded
 	case b.isPaused:

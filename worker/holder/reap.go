@@ -214,7 +214,7 @@ func (b *box) find(id string) (*execution, error) {
 	defer b.mu.Unlock()
 	x := b.execs[id]
 	if _, was := b.past[sumOf(id)]; was && x == nil {
-		return nil, fmt.Errorf("%w any more: %s has ended, and of the execs of a sandbox the last %d are known", sandbox.ErrExecUnknown, id, keptExecs)
+		return nil, fmt.Errorf("%w any more: %s has ended, and of the execs of a sandbox the last %d are known", sandbox.ErrExecUnknown, id, KeptExecs)
 	}
 	if x == nil {
 		return nil, fmt.Errorf("%w: %s", sandbox.ErrExecUnknown, id[:min(len(id), maxExecID)])

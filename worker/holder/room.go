@@ -18,9 +18,9 @@ const (
 	MinKept = 1 << 20
 	// journalPart of that is the journal's: two lines of some 400 bytes an exec.
 	journalPart = 4
-	// keptExecs is how many execs are known with how they ended; of those before nothing
+	// KeptExecs is how many execs are known with how they ended; of those before nothing
 	// is known but that they were. A state takes a KiB of the holder's memory.
-	keptExecs = 4096
+	KeptExecs = 4096
 	// block is what a file takes of the disk at least, and a folder.
 	block = 4096
 )
@@ -123,7 +123,7 @@ func (b *box) retire() {
 	b.mu.Lock()
 	order := b.order
 	b.mu.Unlock()
-	if len(order) < keptExecs {
+	if len(order) < KeptExecs {
 		return
 	}
 	i := slices.IndexFunc(order, (*execution).settled)

@@ -151,7 +151,7 @@ func TestOutputThatCannotBeWrittenIsToldOf(t *testing.T) {
 
 func TestOldExecsAreForgottenAndNotRunAgain(t *testing.T) {
 	b := roomBox(t, 1<<20)
-	for i := range keptExecs {
+	for i := range KeptExecs {
 		x, made, err := b.enter(sandbox.ExecSpec{ID: fmt.Sprint(i)})
 		if err != nil || !made {
 			t.Fatal(made, err)
@@ -180,7 +180,7 @@ func TestOldExecsAreForgottenAndNotRunAgain(t *testing.T) {
 	if o := out.end(10); o.Kept != 10 {
 		t.Errorf("%+v", o)
 	}
-	if st := b.current(); st.Execs != keptExecs+1 || len(b.order) != keptExecs-1 || len(b.execs) != len(b.order) {
+	if st := b.current(); st.Execs != KeptExecs+1 || len(b.order) != KeptExecs-1 || len(b.execs) != len(b.order) {
 		t.Errorf("%d execs, %d kept", st.Execs, len(b.order))
 	}
 }

@@ -154,9 +154,7 @@ func (b *box) watchAll(ctx context.Context) {
 		return
 	}
 	for _, st := range list {
-		b.mu.Lock()
-		b.watched[st.ID] = true
-		b.mu.Unlock()
+		b.watches(st.ID)
 		if !final(st) {
 			b.judging.Lock()
 			b.begun[st.ID] = 0 // what failed since the sandbox has the image counts: when is not known

@@ -45,14 +45,15 @@ type box struct {
 	files   *guest.Files
 	paused  pauses
 	nap     nap
-	how     *holder.Ended   // how it ended by itself
-	watched map[string]bool // execs whose end is awaited
-	cause   *cause          // why the node ends it: the first one holds
-	failure error           // why its create failed
+	how     *holder.Ended // how it ended by itself
+	cause   *cause        // why the node ends it: the first one holds
+	failure error         // why its create failed
 
 	judging sync.Mutex        // guards what follows
 	begun   map[string]int64  // execs that run, and the reads of the image that had failed before
 	blamed  map[string]string // execs under which the image failed
+	watched map[string]bool   // execs whose end is awaited, or told
+	inTurn  []string          // the same, as they came
 
 	pausing sync.Mutex // held over a Pause or Resume, so that what is known follows what is; guards held
 	held    want       // who wants it paused

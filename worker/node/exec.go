@@ -58,8 +58,8 @@ func (n *Node) Exec(ctx context.Context, id string, e sandbox.ExecSpec) (sandbox
 
 // knows reports whether an exec was begun.
 func (b *box) knows(exec string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.judging.Lock()
+	defer b.judging.Unlock()
 	return b.watched[exec]
 }
 
@@ -160,11 +160,7 @@ func withEnv(env, over []string) []string {
 
 // watch calls done when an exec has ended, and tells of its begin and end, once each.
 func (b *box) watch(st sandbox.ExecState, done func()) {
-	b.mu.Lock()
-	known := b.watched[st.ID]
-	b.watched[st.ID] = true
-	b.mu.Unlock()
-	if known {
+	if !b.watches(st.ID) {
 		done()
 		return
 	}

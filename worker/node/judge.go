@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"quarry/worker"
+	"quarry/worker/holder"
 	"quarry/worker/sandbox"
 )
 
@@ -42,6 +43,28 @@ func (b *box) begins(exec string) (undo func()) {
 		defer b.judging.Unlock()
 		delete(b.begun, exec)
 	}
+}
+
+// watches notes that the end of an exec is awaited, and reports false when it was before.
+// Those that even the holder has forgotten are, too.
+func (b *box) watches(exec string) bool {
+	b.judging.Lock()
+	defer b.judging.Unlock()
+	if b.watched[exec] {
+		return false
+	}
+	b.watched[exec] = true
+	b.inTurn = append(b.inTurn, exec)
+	for len(b.inTurn) > 2*holder.KeptExecs {
+		oldest := b.inTurn[0]
+		b.inTurn = b.inTurn[1:]
+		if _, runs := b.begun[oldest]; runs {
+			b.inTurn = append(b.inTurn, oldest)
+			continue
+		}
+		delete(b.watched, oldest)
+	}
+	return true
 }
 
 // failedReads counts the reads of the image that failed since the sandbox has it.
