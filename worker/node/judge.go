@@ -87,40 +87,50 @@ func (b *box) judge(ctx context.Context, st sandbox.ExecState) sandbox.ExecState
 	if !final(st) || st.Infra != "" || !runs { // of one that ends its record tells
 		return st
 	}
-	b.judging.Lock()
-	defer b.judging.Unlock()
-	if why, known := b.blamed[st.ID]; known {
-		st.Infra = why
+	why, first := b.verdict(st.ID)
+	st.Infra = why
+	if !first {
 		return st
-	}
-	before, known := b.begun[st.ID]
-	if !known {
-		return st
-	}
-	delete(b.begun, st.ID)
-	now, err := b.failedReads()
-	switch {
-	case b.n.diskFull():
-		st.Infra = "the node's disk is full: what the command wrote may have failed for that"
-	case errors.Is(err, worker.ErrUnserved):
-		st.Infra = err.Error() + ", and reads of the image failed"
-	case err != nil:
-		st.Infra = "reads of the image may have failed uncounted: " + err.Error()
-	case now > max(before, 0):
-		st.Infra = fmt.Sprintf("%d reads of the image failed while it ran", now-max(before, 0))
-	default:
-		return st
-	}
-	if len(b.blamed) < maxBlamed {
-		b.blamed[st.ID] = st.Infra
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), judgePatience)
 	defer cancel()
-	if err := b.h.Blame(ctx, st.ID, st.Infra); err != nil {
+	if err := b.h.Blame(ctx, st.ID, why); err != nil {
 		b.n.log.WarnContext(ctx, "that an image failed under an exec is not kept", "sandbox", b.id, "exec", st.ID, "err", err)
 	}
-	b.n.events.add(sandbox.Event{At: b.n.now().UTC(), Sandbox: b.id, Type: "image_failed", Exec: st.ID, Message: st.Infra})
+	b.n.events.add(sandbox.Event{At: b.n.now().UTC(), Sandbox: b.id, Type: "image_failed", Exec: st.ID, Message: why})
 	return st
+}
+
+// verdict says why the node may be to blame for the end of an exec, "" when it is not,
+// and whether nobody was told before.
+func (b *box) verdict(exec string) (why string, first bool) {
+	b.judging.Lock()
+	defer b.judging.Unlock()
+	if why, known := b.blamed[exec]; known {
+		return why, false
+	}
+	before, known := b.begun[exec]
+	if !known {
+		return "", false
+	}
+	delete(b.begun, exec)
+	now, err := b.failedReads()
+	switch failed := now - max(before, 0); {
+	case b.n.diskFull():
+		why = "the node's disk is full: what the command wrote may have failed for that"
+	case errors.Is(err, worker.ErrUnserved):
+		why = err.Error() + ", and reads of the image failed"
+	case err != nil:
+		why = "reads of the image may have failed uncounted: " + err.Error()
+	case failed > 0:
+		why = fmt.Sprintf("%d reads of the image failed while it ran", failed)
+	default:
+		return "", false
+	}
+	if len(b.blamed) < maxBlamed {
+		b.blamed[exec] = why
+	}
+	return why, true
 }
 
 // watchImages ends the sandboxes whose image nobody serves any more, until Close.
