@@ -1,6 +1,7 @@
 // Package strictjson reads JSON that has exactly one text per value. What is
 // signed, compared by digest or written to the journal must not have a second
-// spelling that a lenient parser takes for the same.
+// spelling that a lenient parser takes for the same. What clients of other languages
+// send may be spelled as they like, and must still have one meaning: see Request.
 package strictjson
 
 import (
