@@ -180,6 +180,8 @@ func TestHibernated(t *testing.T) {
 	} {
 		sb, err := r.c.Create(ctx, sandbox.Spec{Image: "t/task"}, name)
 		check(t, err)
+		_, _, err = run(ctx, r.c, sb.ID, sandbox.ExecSpec{Argv: []string{"true"}}) // its first process has begun
+		check(t, err)
 		story(sb.ID)
 		_, err = r.c.Delete(ctx, sb.ID)
 		check(t, err)
@@ -297,6 +299,12 @@ func (r *napRig) called(id string) {
 	_, err = r.c.Pause(r.ctx, id)
 	check(t, err)
 	r.wake(id)
+	if swaps, _ := os.ReadFile("/proc/swaps"); strings.Count(string(swaps), "\n") <= 1 { // another test's may have room
+		_, err = r.c.PauseFor(r.ctx, id, 10*time.Minute)
+		check(t, err)
+		r.until("a hibernation for a long wait", func() bool { return r.state(id) == sandbox.StateHibernated })
+		r.wake(id)
+	}
 	r.hibernate(id) // and is deleted as it is
 }
 

@@ -75,7 +75,18 @@ func (h *Handler) remove(c call) error {
 	return c.w.json(http.StatusOK, end)
 }
 
-func (h *Handler) pause(c call) error { return h.change(c, h.cfg.Node.Pause) }
+// maxExpect bounds how long a pause may be expected to be: a year.
+const maxExpect = 365 * 24 * 3600 * 1000
+
+func (h *Handler) pause(c call) error {
+	ms, err := c.number("expect_ms", 0, maxExpect)
+	if err != nil {
+		return err
+	}
+	return h.change(c, func(ctx context.Context, id string) error {
+		return h.cfg.Node.Pause(ctx, id, time.Duration(ms)*time.Millisecond)
+	})
+}
 
 func (h *Handler) resume(c call) error { return h.change(c, h.cfg.Node.Resume) }
 

@@ -45,7 +45,7 @@ var routes = []route{
 	{"GET", "/v1/sandboxes", []string{"label", "group", "state", "after", "limit"}, maker, "list", (*Handler).list},
 	{"GET", "/v1/sandboxes/{id}", nil, owner, "get", (*Handler).get},
 	{"DELETE", "/v1/sandboxes/{id}", nil, owner, "delete", (*Handler).remove},
-	{"POST", "/v1/sandboxes/{id}/pause", nil, owner, "pause", (*Handler).pause},
+	{"POST", "/v1/sandboxes/{id}/pause", []string{"expect_ms"}, owner, "pause", (*Handler).pause},
 	{"POST", "/v1/sandboxes/{id}/resume", nil, owner, "resume", (*Handler).resume},
 	{"POST", "/v1/sandboxes/{id}/hibernate", nil, owner, "hibernate", (*Handler).hibernate},
 	{"POST", "/v1/sandboxes/{id}/wake", nil, owner, "wake", (*Handler).wake},

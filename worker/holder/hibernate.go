@@ -181,8 +181,16 @@ func (b *box) checkpoint(dir string) error {
 	case ctx.Err() != nil:
 		b.giveUp(fmt.Sprintf("the Sentry did not finish a checkpoint within %v", checkpointTimeout))
 	}
-	return fmt.Errorf("%w: %w", ErrNotHibernated, err)
+	said, _, _ := strings.Cut(err.Error(), "\n") // and the stacks of a panic
+	if strings.Contains(said, unwritten) {
+		said = "its first process has not begun yet: try again"
+	}
+	return fmt.Errorf("%w: %s", ErrNotHibernated, said)
 }
+
+// unwritten is in what the Sentry says of a page that is still the file that the sleeper
+// runs from: it was paused before its first instruction.
+const unwritten = "non-MemoryFile"
 
 // goesToSleep reports whether processes end because it is hibernated.
 func (b *box) goesToSleep() bool {

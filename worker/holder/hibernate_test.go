@@ -105,6 +105,28 @@ func TestASandboxSleepsAndWakes(t *testing.T) {
 	r.wantNobody()
 }
 
+// One whose first process has not run yet is told so, and can be hibernated later.
+func TestASandboxThatHasJustBegun(t *testing.T) {
+	r := newRig(t)
+	for first := true; ; first = false {
+		if err := r.c.Pause(r.ctx, false); err != nil {
+			t.Fatal(err)
+		}
+		_, err := r.c.Hibernate(r.ctx)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, holder.ErrNotHibernated) || !strings.Contains(err.Error(), "not begun") || strings.Contains(err.Error(), "\n") {
+			t.Fatalf("first %v: %v", first, err)
+		}
+		if err := r.c.Resume(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.wake()
+	r.wantNobody()
+}
+
 // The first process goes on where it was, with its output.
 func TestAnEntrypointSleepsAndWakes(t *testing.T) {
 	r := startRig(t, config(t, "sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done"))

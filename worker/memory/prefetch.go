@@ -50,7 +50,7 @@ func Fetch(ctx context.Context, pieces ...Piece) (Fetched, error) {
 
 // startFetch begins to bring back pieces, until ctx ends.
 func startFetch(ctx context.Context, pieces []Piece) *fetch {
-	f := &fetch{ctx: ctx, begun: time.Now(), done: make(chan struct{}), parts: make(chan Piece), ahead: swapOnDisk()}
+	f := &fetch{ctx: ctx, begun: time.Now(), done: make(chan struct{}), parts: make(chan Piece), ahead: SwapOnDisk()}
 	var workers sync.WaitGroup
 	for range threads {
 		workers.Go(f.work)
@@ -166,10 +166,10 @@ func (f *File) touch(r Range, null *os.File) (done int, err error) {
 	return done, err
 }
 
-// swapOnDisk reports whether some swap is not on zram. To begin many reads together
+// SwapOnDisk reports whether some swap is not on zram. To begin many reads together
 // halves the time that a disk takes; on zram, where nothing is waited for, it takes half
 // as long again (docs/decisions/hibernate.md).
-func swapOnDisk() bool {
+func SwapOnDisk() bool {
 	raw, err := readBounded("/proc/swaps")
 	if err != nil {
 		return false

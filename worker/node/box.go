@@ -55,8 +55,9 @@ type box struct {
 	watched map[string]bool   // execs whose end is awaited, or told
 	inTurn  []string          // the same, as they came
 
-	pausing sync.Mutex // held over a Pause or Resume, so that what is known follows what is; guards held
-	held    want       // who wants it paused
+	pausing  sync.Mutex    // held over a Pause or Resume, so that what is known follows what is; guards held
+	held     want          // who wants it paused
+	expected time.Duration // for how long it is being paused; 0 is not known
 
 	memory boxMemory
 

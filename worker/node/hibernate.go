@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"quarry/worker/holder"
+	"quarry/worker/memory"
 	"quarry/worker/sandbox"
 )
 
@@ -309,10 +310,23 @@ func (b *box) stir(ctx context.Context) (release func(), err error) {
 	return b.rouse(ctx)
 }
 
+// LongWait is from when on a wait costs more than a hibernation (docs/decisions/hibernate.md).
+const LongWait = 5 * time.Minute
+
+// worthANap reports whether a sandbox that waits for so long, as is known, is better put
+// to disk: unless it can go to swap on one, where the same bytes lie and wake sooner.
+func (n *Node) worthANap(wait time.Duration) bool {
+	if wait < LongWait || n.c.PausedMemory != PausedReclaim {
+		return false
+	}
+	r, err := memory.Machine{}.Read()
+	return err == nil && (swapIsFull(r) || !memory.SwapOnDisk())
+}
+
 // napSoon puts a sandbox that was just paused to disk, where every pause is followed by
-// that, unless it runs again by then.
+// that, or it is known that it waits for long, unless it runs again by then.
 func (b *box) napSoon() {
-	if b.n.c.PausedMemory != PausedHibernate {
+	if b.n.c.PausedMemory != PausedHibernate && !b.n.worthANap(b.expected) {
 		return
 	}
 	b.n.work.Go(func() { // ends with Close, and bounded by the holder

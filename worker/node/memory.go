@@ -136,6 +136,10 @@ func (b *box) openMemory() (*memory.File, error) {
 // offerMemory says that the sandbox is paused, so that its memory may be taken. before
 // says that this may have begun under an earlier node.
 func (b *box) offerMemory(before bool) {
+	now, until := time.Now(), time.Time{}
+	if b.expected > 0 {
+		until = now.Add(b.expected)
+	}
 	m := &b.memory
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -144,7 +148,7 @@ func (b *box) offerMemory(before bool) {
 	}
 	b.n.waiting.Add(memory.Sandbox{
 		ID: b.id, Group: m.group, Memory: m.file, Sentry: reducer{b.h}, Images: b.imagesInUse, Processes: b.members, Away: before,
-	}, time.Now(), time.Time{})
+	}, now, until)
 }
 
 // imagesInUse opens the files of the image that the sandbox has used.

@@ -17,14 +17,16 @@ const retryPause = time.Second
 // Pause implements sandbox.Node. While a tool exec or a file call runs it is a
 // *sandbox.Busy of sandbox.ErrNotReady: what
 // counts the guest's own time must not see it stand still.
-func (n *Node) Pause(ctx context.Context, id string) error {
+func (n *Node) Pause(ctx context.Context, id string, expect time.Duration) error {
 	b, err := n.running(ctx, id)
 	if err != nil {
 		return err
 	}
 	b.pausing.Lock()
 	defer b.pausing.Unlock()
+	b.expected = expect
 	err = b.hold(byCall)
+	b.expected = 0
 	if errors.Is(err, holder.ErrBusy) {
 		return &sandbox.Busy{Err: sandbox.ErrNotReady, What: "pause", Why: err.Error() + ": try again when that is over", RetryAfter: retryPause}
 	}

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"io"
+	"time"
 )
 
 // Node keeps the sandboxes of one machine. Its methods may be called at once from
@@ -23,7 +24,9 @@ type Node interface {
 	// Authorize reports whether the token is the sandbox's own.
 	Authorize(ctx context.Context, id, token string) bool
 
-	Pause(ctx context.Context, id string) error
+	// Pause stops a sandbox. expect is for how long, as far as its caller knows; 0 is not
+	// known.
+	Pause(ctx context.Context, id string, expect time.Duration) error
 	// Resume lets a paused sandbox go on, and restores a hibernated one.
 	Resume(ctx context.Context, id string) error
 	// Hibernate pauses a sandbox, puts its memory to disk and ends its processes. Refused

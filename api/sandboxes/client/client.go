@@ -244,6 +244,13 @@ func (c *Client) Pause(ctx context.Context, id string) (sandbox.Sandbox, error) 
 	return call[sandbox.Sandbox](ctx, c, request{method: http.MethodPost, path: at(id, "pause")}, nil)
 }
 
+// PauseFor is Pause by a caller who knows for how long: of one that waits for long the
+// worker may put the memory to disk.
+func (c *Client) PauseFor(ctx context.Context, id string, d time.Duration) (sandbox.Sandbox, error) {
+	q := url.Values{"expect_ms": {strconv.FormatInt(d.Milliseconds(), 10)}}
+	return call[sandbox.Sandbox](ctx, c, request{method: http.MethodPost, path: at(id, "pause"), query: q}, nil)
+}
+
 // Hibernate stops them, puts the sandbox's memory to disk and ends them there.
 func (c *Client) Hibernate(ctx context.Context, id string) (sandbox.Sandbox, error) {
 	return call[sandbox.Sandbox](ctx, c, request{method: http.MethodPost, path: at(id, "hibernate")}, nil)
