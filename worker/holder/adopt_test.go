@@ -245,6 +245,12 @@ func TestTheSentryIsKilled(t *testing.T) {
 	if err != nil || s.Sentry == 0 || s.Gofer == 0 {
 		t.Fatalf("%+v, %v", s, err)
 	}
+	// A machine that goes down asks everybody to end first.
+	if err := unix.Kill(s.Sentry, unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	r.run(sandbox.ExecSpec{}, "true")
 	if err := unix.Kill(s.Sentry, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +271,7 @@ func TestTheSentryIsKilled(t *testing.T) {
 	if err := r.c.Pause(r.ctx, true); !errors.Is(err, sandbox.ErrEnded) {
 		t.Errorf("a pause: %v", err)
 	}
-	r.recorded(func(e holder.Ended) bool { return e.Execs == 2 })
+	r.recorded(func(e holder.Ended) bool { return e.Execs == 3 })
 }
 
 // Without its gofer a sandbox cannot read its image.

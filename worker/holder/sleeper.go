@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 )
 
 // The sleeper is the first process of a sandbox that has no entrypoint of its own:
 // a static program that reaps nothing by itself but makes the kernel reap whatever
-// becomes its child, and sleeps. It is given to runsc as an open file, so that
-// nothing of ours stands in the image; it has no libc, so that it is a page.
+// becomes its child, and sleeps through every signal that can be slept through: what
+// ends the Sentry politely, as a machine that goes down does, must not look as if the
+// sandbox had ended by itself. It is given to runsc as an open file, so that nothing of
+// ours stands in the image; it has no libc, so that it is a page.
 //
 // It writes to that page, which makes it memory of its own: a checkpoint has memory,
 // and not the file, which a restore cannot be given.
@@ -25,6 +28,9 @@ const (
 
 // sigIgnored is the kernel's struct sigaction: handler SIG_IGN, no flags, no mask.
 var sigIgnored = []byte{0: 1, 31: 0}
+
+// allSignals is the kernel's sigset_t.
+var allSignals = bytes.Repeat([]byte{0xff}, 8)
 
 // sleeper returns the program for an architecture of Go's name.
 func sleeper(arch string) ([]byte, error) {
@@ -57,19 +63,24 @@ func sleeper(arch string) ([]byte, error) {
 
 func sleeperX86() []byte {
 	code := []byte{
-		0xc6, 0x05, 67, 0, 0, 0, 0, // mov byte [rip+67], 0: the last of sigIgnored, as it is
+		0xc6, 0x05, 83, 0, 0, 0, 0, // mov byte [rip+83], 0: the last of sigIgnored, as it is
 		0xb8, 13, 0, 0, 0, // mov eax, rt_sigaction
 		0xbf, 17, 0, 0, 0, // mov edi, SIGCHLD
-		0x48, 0x8d, 0x35, 19, 0, 0, 0, // lea rsi, [rip+19]: sigIgnored
+		0x48, 0x8d, 0x35, 35, 0, 0, 0, // lea rsi, [rip+35]: sigIgnored
 		0x31, 0xd2, // xor edx, edx
 		0x41, 0xba, 8, 0, 0, 0, // mov r10d, 8: the size of a mask
+		0x0f, 0x05, // syscall
+		0xb8, 14, 0, 0, 0, // mov eax, rt_sigprocmask
+		0x31, 0xff, // xor edi, edi: SIG_BLOCK
+		0x48, 0x8d, 0x35, 43, 0, 0, 0, // lea rsi, [rip+43]: allSignals
 		0x0f, 0x05, // syscall
 		0xb8, 34, 0, 0, 0, // again: mov eax, pause
 		0x0f, 0x05, // syscall
 		0xeb, 0xf7, // jmp again
 	}
-	// 19 bytes from the end of lea: 2+6+2+5+2+2.
-	return append(code, sigIgnored...)
+	// 35 bytes from the end of the first lea: 2+6+2, 5+2+7+2, 5+2+2; 43 from that of the
+	// second: 2, 5+2+2, and sigIgnored.
+	return slices.Concat(code, sigIgnored, allSignals)
 }
 
 func sleeperARM() []byte {
@@ -77,9 +88,11 @@ func sleeperARM() []byte {
 	const svc = 0xd4000001
 	code := []uint32{
 		movz(8, 134), movz(0, 17), // rt_sigaction, SIGCHLD
-		0x10000000 | 12<<5 | 1,          // adr x1, 48 bytes from here: sigIgnored
+		0x10000000 | 16<<5 | 1,          // adr x1, 64 bytes from here: sigIgnored
 		0x39000000 | 31<<10 | 1<<5 | 31, // strb wzr, [x1, 31]: its last byte, as it is
 		movz(2, 0), movz(3, 8), svc,     // no old one, the size of a mask
+		movz(8, 135), movz(0, 0), // rt_sigprocmask, SIG_BLOCK
+		0x10000000 | 17<<5 | 1, svc, // adr x1, 68 bytes from here: allSignals
 		movz(8, 73), movz(0, 0), movz(1, 0), movz(2, 0), movz(3, 0), svc, // again: ppoll of nothing
 		0x17fffffa, // b again, 6 instructions back
 	}
@@ -87,5 +100,5 @@ func sleeperARM() []byte {
 	if err != nil {
 		panic(err) // a slice of numbers has a size
 	}
-	return append(b, sigIgnored...)
+	return slices.Concat(b, sigIgnored, allSignals)
 }

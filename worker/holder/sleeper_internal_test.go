@@ -33,7 +33,6 @@ func TestTheSleeperIsAProgram(t *testing.T) {
 	}
 }
 
-// It sleeps, and leaves no zombie of a child that it did not start.
 // ignoresChildren reports whether SIGCHLD is among the signals that a process ignores,
 // beside those that it was started with.
 func ignoresChildren(t *testing.T, status string) bool {
@@ -46,6 +45,7 @@ func ignoresChildren(t *testing.T, status string) bool {
 	return mask>>(uint(syscall.SIGCHLD)-1)&1 == 1
 }
 
+// It sleeps, whatever signal comes, and leaves no zombie of a child that it did not start.
 func TestTheSleeperSleeps(t *testing.T) {
 	b, err := sleeper(runtime.GOARCH)
 	if err != nil {
@@ -70,9 +70,22 @@ func TestTheSleeperSleeps(t *testing.T) {
 		if strings.Contains(status, "State:\tZ") {
 			t.Fatal("it ended")
 		}
-		if strings.Contains(status, "State:\tS") && ignoresChildren(t, status) {
-			return
+		if strings.Contains(status, "State:\tS") && ignoresChildren(t, status) && strings.Contains(status, "SigBlk:\tfffffffffffbfeff") {
+			break
 		}
 		time.Sleep(time.Millisecond)
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1} {
+		if err := cmd.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(50 * time.Millisecond)
+	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Error(err)
+	}
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "status"))
+	if err != nil || strings.Contains(string(raw), "State:\tZ") {
+		t.Errorf("a signal ended it: %v", err)
 	}
 }
