@@ -153,12 +153,17 @@ func TestTenThousandPauses(t *testing.T) {
 	s.nothingLeftOf()
 }
 
+// awaitWorker waits while no worker runs.
+func (s *pauseStorm) awaitWorker() {
+	s.down.RLock()
+	defer s.down.RUnlock()
+}
+
 // drive makes random steps with one sandbox.
 func (s *pauseStorm) drive(ctx context.Context, id, name string, dice *rand.Rand) error {
 	c := s.socketClient()
 	for s.steps.Add(1) <= pauseSteps {
-		s.down.RLock() // so that a worker is there when the step begins, mostly
-		s.down.RUnlock()
+		s.awaitWorker()
 		what, err := s.step(ctx, c, id, name, dice)
 		switch {
 		case err == nil:

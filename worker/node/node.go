@@ -157,6 +157,7 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 	}
 	n.work.Go(n.janitor)
 	n.work.Go(n.watchImages)
+	n.work.Go(n.watchAnswers)
 	if n.c.PausedMemory != PausedKeep {
 		n.work.Go(n.watchMemory)
 	}
