@@ -165,8 +165,7 @@ func (s *callStorm) use(ctx context.Context, dice *rand.Rand) {
 		case what < 14:
 			s.read(ctx, c, id, dice)
 		case what < 15:
-			_, _ = c.Pause(ctx, id)
-			s.note("pause")
+			s.pause(ctx, c, id, dice)
 		case what < 17:
 			_, _ = c.Resume(ctx, id)
 			s.note("resume")
@@ -180,6 +179,20 @@ func (s *callStorm) use(ctx context.Context, dice *rand.Rand) {
 			_, _ = c.Delete(ctx, id)
 			s.note("delete")
 		}
+	}
+}
+
+// pause pauses a sandbox, or hibernates it.
+func (s *callStorm) pause(ctx context.Context, c *client.Client, id string, dice *rand.Rand) {
+	if dice.IntN(3) > 0 {
+		_, _ = c.Pause(ctx, id)
+		s.note("pause")
+		return
+	}
+	ctx, cancel := sometimes(ctx, dice)
+	defer cancel()
+	if _, err := c.Hibernate(ctx, id); err == nil {
+		s.note("hibernate")
 	}
 }
 
