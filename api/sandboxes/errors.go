@@ -48,6 +48,8 @@ var (
 	ErrHost     = errors.New("refused: this server, which asks for no token, is asked as localhost or by its address only")
 	ErrLength   = errors.New("the body is shorter or longer than its Content-Length")
 	ErrSlowBody = errors.New("request body came too slowly")
+	ErrBody     = errors.New("the body cannot be read")
+	ErrEncoding = errors.New("bodies are taken as they are: send it without Content-Encoding")
 )
 
 // statusClientGone is nginx's code for a client that went away: nobody is left to
@@ -71,6 +73,8 @@ var errorTable = []errorRow{
 	{ErrHost, http.StatusMisdirectedRequest, "wrong_host", false, sandbox.BlameUser},
 	{ErrLength, http.StatusBadRequest, "wrong_length", true, sandbox.BlameUser},
 	{ErrSlowBody, http.StatusRequestTimeout, "slow_body", true, sandbox.BlameUser},
+	{ErrBody, http.StatusBadRequest, "bad_body", false, sandbox.BlameUser},
+	{ErrEncoding, http.StatusUnsupportedMediaType, "content_encoding", false, sandbox.BlameUser},
 	{access.ErrUnauthenticated, http.StatusUnauthorized, "unauthenticated", false, sandbox.BlameUser},
 	{access.ErrForbidden, http.StatusForbidden, "forbidden", false, sandbox.BlameUser},
 	{access.ErrUnavailable, http.StatusServiceUnavailable, "tokens_unreadable", true, sandbox.BlameInfra},
@@ -128,7 +132,7 @@ func toError(err error) *Error {
 	}
 	e := &Error{
 		Status: http.StatusInternalServerError, Code: codeInternal,
-		Message: err.Error(), Retryable: true, Blame: sandbox.BlameInfra,
+		Message: sandbox.Short(err.Error()), Retryable: true, Blame: sandbox.BlameInfra,
 	}
 	for _, r := range errorTable {
 		if errors.Is(err, r.target) {

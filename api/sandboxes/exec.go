@@ -197,6 +197,15 @@ func (h *Handler) execStream(c call) error {
 	if err != nil {
 		return err
 	}
+	for name, v := range map[string]struct {
+		from int64
+		of   sandbox.Output
+	}{"stdout": {out, st.Stdout}, "stderr": {errOff, st.Stderr}} {
+		// What is forgotten by now was there for who takes the stream up behind it.
+		if there := v.of.Kept + v.of.Dropped; v.from > there {
+			return fmt.Errorf("%w: %s=%d: %d bytes have come: go on from there", sandbox.ErrInvalid, name, v.from, there)
+		}
+	}
 	kind := streamType(c.r)
 	if kind == "" {
 		kind = TypeNDJSON

@@ -111,6 +111,9 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = h.authorize(rt, c)
 	}
+	if enc := r.Header.Get("Content-Encoding"); err == nil && enc != "" && !strings.EqualFold(enc, "identity") {
+		err = ErrEncoding
+	}
 	if err == nil {
 		w.body(r)
 		err = rt.serve(h, c)
@@ -210,7 +213,7 @@ func decode[T any](c call) (T, error) {
 	var v, zero T
 	raw, err := io.ReadAll(io.LimitReader(c.r.Body, MaxBody+1))
 	if err != nil {
-		return zero, bodyError(err)
+		return zero, err
 	}
 	if len(raw) > MaxBody {
 		return zero, fmt.Errorf("%w: the body has more than %d bytes", sandbox.ErrTooLarge, MaxBody)

@@ -41,6 +41,12 @@ func (h *Handler) list(c call) error {
 	if err != nil {
 		return err
 	}
+	if limit < 1 {
+		return fmt.Errorf("%w: limit=0: want 1 to %d", sandbox.ErrInvalid, MaxPage)
+	}
+	if f.State != "" && !f.State.Known() {
+		return fmt.Errorf("%w: state=%q: want creating, running, paused, hibernated, ending or ended", sandbox.ErrInvalid, f.State)
+	}
 	f.Limit = int(limit)
 	for _, text := range c.q["label"] {
 		key, value, ok := strings.Cut(text, "=")

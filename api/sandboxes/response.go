@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"time"
@@ -114,7 +115,7 @@ type requestBody struct {
 	failed bool
 }
 
-// Read implements io.Reader. Errors: ErrSlowBody, ErrLength.
+// Read implements io.Reader. Errors: ErrSlowBody, ErrLength, ErrBody, errClientGone.
 func (b *requestBody) Read(p []byte) (int, error) {
 	_ = b.w.ctl.SetReadDeadline(time.Now().Add(b.w.stall))
 	n, err := b.ReadCloser.Read(p)
@@ -128,12 +129,19 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// bodyError says of what ended a body that it is the client's or its connection's, as
+// who reads it may take it for a failure of the sandbox.
 func bodyError(err error) error {
+	broken, isNet := errors.AsType[net.Error](err)
 	switch {
+	case errors.Is(err, io.EOF):
+		return err
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%w: %w", ErrSlowBody, err)
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("%w: %w", ErrLength, err)
+	case isNet:
+		return fmt.Errorf("%w: %w", errClientGone, broken)
 	}
-	return err
+	return fmt.Errorf("%w: %w", ErrBody, err)
 }

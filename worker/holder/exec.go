@@ -110,6 +110,11 @@ func checkExec(s sandbox.ExecSpec, p Process) error {
 	case s.Role != "" && s.Role != sandbox.ExecTool && s.Role != sandbox.ExecAgent:
 		return fmt.Errorf("%w: role %q", sandbox.ErrInvalid, s.Role[:min(len(s.Role), maxExecID)])
 	}
+	if s.PTY != nil {
+		if err := CheckWindow(*s.PTY); err != nil {
+			return err
+		}
+	}
 	for _, list := range [][]string{p.Argv, p.Env, {p.WorkDir}} {
 		if err := sentry.CheckText(list); err != nil {
 			return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)

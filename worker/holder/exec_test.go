@@ -2,6 +2,7 @@ package holder_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"quarry/worker/sandbox"
@@ -50,6 +51,8 @@ func TestWhatCannotRun(t *testing.T) {
 		{"/bin/nothere", "/", 127, sandbox.ExecReasonNotFound},
 		{"/bin/true/nothere", "/", 127, sandbox.ExecReasonNotFound},
 		{"/bin/true", "/nothere", 127, sandbox.ExecReasonNotFound},
+		{"/bin/true", "/tmp/text", 127, sandbox.ExecReasonNotFound},
+		{"/" + strings.Repeat("nothere/", 10_000), "/", 127, sandbox.ExecReasonNotFound}, // the reason is behind the name
 		{"/tmp/script", "/", 127, sandbox.ExecReasonNotFound},
 		{"/tmp/text", "/", 126, sandbox.ExecReasonNoExec},
 		{"/bin", "/", 126, sandbox.ExecReasonNoExec},
@@ -62,7 +65,7 @@ func TestWhatCannotRun(t *testing.T) {
 			t.Fatalf("%s: %v", c.argv, err)
 		}
 		r.want(st, c.code, c.reason)
-		if st.Message == "" || !st.Done() {
+		if st.Message == "" || len(st.Message) > sandbox.MaxMessage || !st.Done() {
 			t.Errorf("%s: %s", c.argv, describe(st))
 		}
 	}
@@ -74,6 +77,7 @@ func TestWhatIsNoExec(t *testing.T) {
 	for name, s := range map[string]sandbox.ExecSpec{
 		"no id": {}, "odd id": {ID: "a/b"}, "long id": {ID: string(make([]byte, 200))},
 		"timeout": {ID: "a", Timeout: -1}, "output": {ID: "a", MaxOutput: 1 << 40}, "role": {ID: "a", Role: "boss"},
+		"window": {ID: "a", PTY: &sandbox.Window{Rows: -3, Cols: 80}}, "large window": {ID: "a", PTY: &sandbox.Window{Cols: 70000}},
 		"stdin": {ID: "a", Stdin: make([]byte, 2<<20)},
 	} {
 		if _, err := r.c.Exec(r.ctx, s, process("true")); !errors.Is(err, sandbox.ErrInvalid) {

@@ -46,9 +46,17 @@ func ptyPeer(fd int) (int, error) {
 // maxWindow is what a terminal's size can be.
 const maxWindow = 1<<16 - 1
 
-func resize(master *os.File, w sandbox.Window) error {
+// CheckWindow refuses a size that no terminal has. 0 is one that is not known.
+func CheckWindow(w sandbox.Window) error {
 	if w.Rows < 0 || w.Cols < 0 || w.Rows > maxWindow || w.Cols > maxWindow {
-		return fmt.Errorf("%w: a window of %d rows and %d columns", sandbox.ErrInvalid, w.Rows, w.Cols)
+		return fmt.Errorf("%w: a window of %d rows and %d columns: want 0 to %d", sandbox.ErrInvalid, w.Rows, w.Cols, maxWindow)
+	}
+	return nil
+}
+
+func resize(master *os.File, w sandbox.Window) error {
+	if err := CheckWindow(w); err != nil {
+		return err
 	}
 	return control(master, func(fd int) error {
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(w.Rows), Col: uint16(w.Cols)})

@@ -25,7 +25,6 @@ const (
 	execFormat  = "quarry-exec/1"
 	endedFormat = "quarry-ended/1"
 	maxRecord   = 64 << 10 // a record is a KiB
-	maxText     = 4 << 10  // of a message in it
 )
 
 // runRecord says what a holder runs.
@@ -128,7 +127,7 @@ func writeRecord(path string, v any) error {
 }
 
 // plain makes text that JSON and a record have room for.
-func plain(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxText)], "?") }
+func plain(s string) string { return sandbox.Short(strings.ToValidUTF8(s, "?")) }
 
 // specSum names a spec.
 func specSum(s sandbox.ExecSpec) string {

@@ -18,6 +18,9 @@ import (
 // maxSessions is how many a sandbox may have at once: each is a bash and four pipes.
 const maxSessions = 16
 
+// errSessions says that a sandbox has all the sessions that it may have.
+var errSessions = errors.New("too many sessions")
+
 // place is where a session of a name stands.
 type place struct {
 	asked string           // what its first command said of user, folder and environment
@@ -56,7 +59,7 @@ func (b *box) claimLocked(s sandbox.ExecSpec) error {
 	p := b.sessions[s.Session]
 	switch {
 	case p == nil && len(b.sessions) >= maxSessions:
-		return fmt.Errorf("%w: a sandbox has at most %d sessions: end one with exit", sandbox.ErrInvalid, maxSessions)
+		return fmt.Errorf("%w: a sandbox has at most %d at once: end one with exit", errSessions, maxSessions)
 	case p == nil:
 		if b.sessions == nil {
 			b.sessions = map[string]*place{}
@@ -163,7 +166,10 @@ func (x *execution) converse(ctx context.Context, s sandbox.ExecSpec, p Process,
 		case r.Signal != 0:
 			st.Reason = sandbox.ExecReasonSignaled
 		}
-		if r.Over {
+		switch {
+		case r.Mute:
+			st.Message = "bash did not tell how the command ended, as when it redefines builtin or printf: the session was ended, and its folder, variables and jobs are gone"
+		case r.Over:
 			st.Message = "the session ended with this command: its folder, variables and jobs are gone"
 		}
 	}

@@ -167,7 +167,7 @@ func TestWhatIsNoSession(t *testing.T) {
 		id := r.id()
 		_, err := r.c.Exec(r.ctx, sandbox.ExecSpec{ID: id, Session: id, Shell: "true"}, process())
 		if want := error(nil); i >= 15 {
-			want = sandbox.ErrInvalid
+			want = sandbox.ErrRate
 			if !errors.Is(err, want) {
 				t.Errorf("session %d: %v", i, err)
 			}

@@ -156,6 +156,7 @@ var codes = []struct {
 	{"stdin_offset", sandbox.ErrStdinOffset},
 	{"capacity", sandbox.ErrCapacity},
 	{"session_busy", session.ErrBusy},
+	{"sessions", errSessions},
 	{"paused", ErrPaused},
 	{"busy", ErrBusy},
 	{"hibernated", ErrHibernated},
@@ -202,6 +203,9 @@ func (a answer) error() error {
 		}
 		if errors.Is(c.err, session.ErrBusy) {
 			return &sandbox.Busy{Err: sandbox.ErrRate, What: "session", Why: a.Message, RetryAfter: retryAfter}
+		}
+		if errors.Is(c.err, errSessions) {
+			return &sandbox.Busy{Err: sandbox.ErrRate, What: "sessions", Why: a.Message, RetryAfter: retryAfter}
 		}
 		return &remoteError{a.Message, c.err}
 	}

@@ -132,6 +132,11 @@ func checkExec(e sandbox.ExecSpec) error {
 	if e.Role != "" && e.Role != sandbox.ExecAgent && e.Role != sandbox.ExecTool {
 		return invalid("role %q: want %s or %s", e.Role, sandbox.ExecAgent, sandbox.ExecTool)
 	}
+	if e.PTY != nil {
+		if err := holder.CheckWindow(*e.PTY); err != nil {
+			return err
+		}
+	}
 	if e.Timeout < 0 || e.KillGrace < 0 || e.MaxOutput < 0 || e.MaxOutput > holder.MaxOutput {
 		return invalid("timeout_ms %d, kill_grace_ms %d, max_output_bytes %d: want 0 or more, and at most %d bytes", e.Timeout, e.KillGrace, e.MaxOutput, holder.MaxOutput)
 	}

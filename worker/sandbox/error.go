@@ -3,6 +3,7 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -70,3 +71,18 @@ func (e *Busy) Error() string {
 
 // Unwrap returns Err.
 func (e *Busy) Unwrap() error { return e.Err }
+
+// MaxMessage bounds the messages of errors, execs and ends. They name what a caller or
+// a guest has chosen, however long that is.
+const MaxMessage = 4 << 10
+
+// Short is a text of at most MaxMessage bytes: of a longer one the beginning, and the
+// end, which says what went wrong.
+func Short(text string) string {
+	if len(text) <= MaxMessage {
+		return text
+	}
+	const gap = " [...] "
+	const half = (MaxMessage - len(gap)) / 2
+	return strings.ToValidUTF8(text[:half], "") + gap + strings.ToValidUTF8(text[len(text)-half:], "")
+}

@@ -88,6 +88,15 @@ const (
 	StateEnded      State = "ended"
 )
 
+// Known reports whether there is such a state.
+func (s State) Known() bool {
+	switch s {
+	case StateCreating, StateRunning, StatePaused, StateHibernated, StateEnding, StateEnded:
+		return true
+	}
+	return false
+}
+
 // Sandbox is what the node tells of one.
 type Sandbox struct {
 	ID          string            `json:"id"`

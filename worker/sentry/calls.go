@@ -73,7 +73,7 @@ func (c *Client) Execute(ctx context.Context, e Exec) (pid int, err error) {
 		}
 	}
 	args := execArgs{
-		Argv: e.Argv, Envv: e.Env, WorkDir: e.WorkDir, KUID: e.UID, KGID: e.GID, ExtraKGIDs: e.Groups,
+		Argv: e.Argv, Envv: e.Env, WorkDir: folder(e.WorkDir), KUID: e.UID, KGID: e.GID, ExtraKGIDs: e.Groups,
 		NoNewPrivileges: e.NoNewPrivs, Capabilities: &e.Capabilities, StdioIsPty: e.PTY, ContainerID: c.container,
 	}
 	for fd := range e.Files {
@@ -95,6 +95,14 @@ func (c *Client) Execute(ctx context.Context, e Exec) (pid int, err error) {
 		return 0, fmt.Errorf("containerManager.ExecuteAsync: %w: process %d", errAnswer, got)
 	}
 	return int(got), nil
+}
+
+// folder makes a path one of a folder: the Sentry would start a process in a file too.
+func folder(path string) string {
+	if path == "" || strings.HasSuffix(path, "/") {
+		return path
+	}
+	return path + "/"
 }
 
 // Status is how a process ended.

@@ -117,9 +117,18 @@ func (c *conn) call(ctx context.Context, method string, arg, result any, send []
 	return files, nil
 }
 
+// short cuts a text in its middle: the Sentry says last what went wrong, behind a name
+// that may be as long as a guest can have it.
+func short(text string) string {
+	if len(text) <= maxMessage {
+		return text
+	}
+	return text[:maxMessage/2] + text[len(text)-maxMessage/2:]
+}
+
 func decode(method string, r reply, result any) error {
 	if !r.Success {
-		return &RemoteError{Method: method, Message: r.Err[:min(len(r.Err), maxMessage)]}
+		return &RemoteError{Method: method, Message: short(r.Err)}
 	}
 	if result == nil {
 		return nil

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -91,6 +92,7 @@ type Result struct {
 	Code   int
 	Signal int  // of the session's bash, if that ended with a signal
 	Over   bool // the session's bash has ended with it
+	Mute   bool // it was ended, as it did not tell how the command ended
 }
 
 // Start starts a bash as the process says, which has no Argv and no Files, and returns
@@ -291,10 +293,7 @@ func (s *Session) Run(ctx context.Context, text string, out, errs *os.File) (Res
 	}
 	// An error is that of a bash that has ended, which the select sees.
 	_, _ = s.script.WriteString(line)
-	select {
-	case <-c.done:
-	case <-s.ended:
-	}
+	mute := s.await(c)
 	s.release(c) // no Stop begins from here on
 	c.stops.Wait()
 	s.out.settle()
@@ -308,7 +307,55 @@ func (s *Session) Run(ctx context.Context, text string, out, errs *os.File) (Res
 	if s.endErr != nil {
 		return Result{Over: true}, s.endErr
 	}
-	return Result{Code: s.end.Code, Signal: s.end.Signal, Over: true}, nil
+	return Result{Code: s.end.Code, Signal: s.end.Signal, Over: true, Mute: mute}, nil
+}
+
+// mutePoll is how often a bash is looked at that may have nothing more to do.
+const mutePoll = time.Second
+
+// await waits for the end of a command, and ends a bash that has read all lines and
+// does not tell: the command may have redefined what tells it. Time alone says nothing,
+// as the sandbox may be paused. But bash reads a line when it has done what the one
+// before says: once it has read one more report, the first has been told, and a look
+// later it has come here.
+func (s *Session) await(c *command) (mute bool) {
+	t := time.NewTicker(mutePoll)
+	defer t.Stop()
+	for asked, read := false, false; ; {
+		select {
+		case <-c.done:
+			return false
+		case <-s.ended:
+			return mute
+		case <-t.C:
+		}
+		switch {
+		case mute || !s.allRead():
+		case asked && !read:
+			read = true
+		case asked:
+			mute = true
+			s.Close()
+		default:
+			_, _ = s.script.WriteString(report(c.nonce)) // an error is that of a bash that has ended
+			asked = true
+		}
+	}
+}
+
+// allRead reports whether bash has read all that it was told.
+func (s *Session) allRead() bool {
+	left := -1
+	raw, err := s.script.SyscallConn()
+	if err != nil {
+		return false
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if n, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ); err == nil {
+			left = n
+		}
+	})
+	return left == 0
 }
 
 func (s *Session) claim(c *command) error {

@@ -375,3 +375,21 @@ func BenchmarkCommand(b *testing.B) {
 		}
 	})
 }
+
+// A session that cannot tell any more how a command ended is ended, and no caller waits
+// for ever. One that is only slow to is not.
+func TestABashThatDoesNotTellIsEnded(t *testing.T) {
+	r := newRig(t)
+	r.want("sleep 3; echo slow", 0, "slow\n", "")
+	for _, text := range []string{"builtin() { :; }", "enable -n builtin", "printf() { :; }; unset -f printf; enable -n printf"} {
+		res, out, _ := r.run("echo said; " + text)
+		if !res.Over || !res.Mute || res.Signal != 9 || out != "said\n" {
+			t.Errorf("%q: %+v, %q", text, res, out)
+		}
+		r.again()
+	}
+	res, _, _ := r.run("kill -9 $$")
+	if !res.Over || res.Mute {
+		t.Errorf("one that ended by itself: %+v", res)
+	}
+}

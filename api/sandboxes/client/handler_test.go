@@ -396,6 +396,8 @@ func TestRequestsAreRefusedByType(t *testing.T) {
 		"escaped id":             {"GET", "/v1/sandboxes/a%2fb", "", 404, "no_route"},
 		"unknown parameter":      {"GET", "/v1/sandboxes?x=1", "", 400, "invalid_argument"},
 		"parameter twice":        {"GET", "/v1/sandboxes?limit=1&limit=2", "", 400, "invalid_argument"},
+		"limit of none":          {"GET", "/v1/sandboxes?limit=0", "", 400, "invalid_argument"},
+		"no such state":          {"GET", "/v1/sandboxes?state=bogus", "", 400, "invalid_argument"},
 		"limit beyond":           {"GET", "/v1/sandboxes?limit=1001", "", 400, "invalid_argument"},
 		"exec without id":        {"POST", "/v1/sandboxes/s/exec", `{"argv":["x"]}`, 400, "invalid_argument"},
 		"exec id that is a path": {"POST", "/v1/sandboxes/s/exec", `{"exec_id":"../x"}`, 400, "invalid_argument"},

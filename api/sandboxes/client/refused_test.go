@@ -69,6 +69,54 @@ func TestARefusedUploadIsToldWhy(t *testing.T) {
 	}
 }
 
+// What is wrong with a body is its sender's fault, whatever reads it.
+func TestABodyThatCannotBeReadIsItsSenders(t *testing.T) {
+	url := serve(t, newFake())
+	const head = " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer run\r\n"
+	for name, tt := range map[string]struct {
+		request, body string
+		want          int
+	}{
+		"bad chunk":         {"PUT /v1/sandboxes/s/files?path=/x" + head + "Transfer-Encoding: chunked", "3\r\nabc\r\nzz\r\n", http.StatusBadRequest},
+		"bad chunk of JSON": {"POST /v1/sandboxes" + head + "Transfer-Encoding: chunked", "zz\r\n", http.StatusBadRequest},
+		"compressed":        {"PUT /v1/sandboxes/s/files?path=/x" + head + "Content-Encoding: gzip\r\nContent-Length: 1", "x", http.StatusUnsupportedMediaType},
+		"named as it is":    {"PUT /v1/sandboxes/s/files?path=/x" + head + "Content-Encoding: identity\r\nContent-Length: 1", "x", http.StatusOK},
+	} {
+		if got, err := raw(t, url, tt.request, strings.NewReader(tt.body)); err != nil || got != tt.want {
+			t.Errorf("%s: %d, %v, want %d", name, got, err, tt.want)
+		}
+	}
+}
+
+// A stream is not taken up behind what has come; it is where output was forgotten.
+func TestAStreamBeginsWithinWhatHasCome(t *testing.T) {
+	n := newFake()
+	n.exec.ID = "e"
+	n.print("hello", true)
+	c := connect(t, n, "run")
+	var none int64
+	for from, want := range map[int64]error{5: nil, 6: sandbox.ErrInvalid} {
+		if _, err := c.Follow(t.Context(), "s", "e", &from, &none, io.Discard, io.Discard); !errors.Is(err, want) {
+			t.Errorf("from %d: %v", from, err)
+		}
+	}
+	n.change(func() { n.exec.Stdout.Dropped, n.exec.Stdout.Kept = 5, 0 })
+	at := int64(5)
+	if _, err := c.Follow(t.Context(), "s", "e", &at, &none, io.Discard, io.Discard); err != nil {
+		t.Errorf("behind what is forgotten: %v", err)
+	}
+}
+
+// The message of a refusal has an end, whatever was asked.
+func TestAMessageIsShort(t *testing.T) {
+	n := newFake()
+	n.err = fmt.Errorf("%w: %s: the reason", sandbox.ErrInvalid, strings.Repeat("x", 1<<20))
+	_, err := connect(t, n, "run").Get(t.Context(), "s")
+	if !errors.Is(err, sandbox.ErrInvalid) || len(err.Error()) > sandbox.MaxMessage || !strings.HasSuffix(err.Error(), "the reason") {
+		t.Errorf("%d bytes: %.100s", len(fmt.Sprint(err)), err)
+	}
+}
+
 // The client of quarry sends nothing of a large body that is not wanted.
 func TestTheClientAsksBeforeALargeBody(t *testing.T) {
 	n := newFake()
