@@ -47,6 +47,24 @@ func TestTheGaugeBeginsAtLowAndEndsAtHigh(t *testing.T) {
 	}
 }
 
+// However often it is asked, tasks that wait are a reason for one step a second: what is
+// brought back from swap makes them wait, too.
+func TestAStallAsksForOneStepASecond(t *testing.T) {
+	g := memory.Gauge{Marks: memory.Marks{Low: 2 * gib, High: 4 * gib}}
+	now := time.Unix(1000, 0)
+	var all int64
+	for i := range 31 {
+		r := memory.Reading{Total: 16 * gib, Available: 8 * gib, Stalled: time.Duration(i) * 50 * time.Millisecond, At: now.Add(time.Duration(i) * 100 * time.Millisecond)}
+		all += g.Want(r)
+	}
+	if all != 3*gib/2 {
+		t.Errorf("wants %d MiB in 3 s, should three steps of 512", all>>20)
+	}
+	if got := g.Want(memory.Reading{Total: 16 * gib, Available: gib, At: now.Add(3010 * time.Millisecond)}); got != 3*gib {
+		t.Errorf("wants %d MiB of what is missing, should 3072", got>>20)
+	}
+}
+
 func TestTheGaugeHasMarksOfItsOwnAndDoesWithoutPSI(t *testing.T) {
 	var g memory.Gauge
 	now := time.Unix(1000, 0)

@@ -31,9 +31,15 @@ type Marks struct {
 // Gauge says how much memory is to be taken now. It is not for many goroutines.
 type Gauge struct {
 	Marks Marks
-	last  Reading
+	last  Reading // where the time begins over which tasks are said to wait
+	share float64 // of the time before it that they did
 	under bool
 }
+
+// stallTime is over what time it counts that tasks wait, and how often that asks for a
+// step: what is brought back from swap makes tasks wait, too, and taking at once as much
+// from others would make them wait more.
+const stallTime = 900 * time.Millisecond
 
 // calm is the share of Marks.Stall below which a stall is over.
 const calm = 0.25
@@ -59,8 +65,7 @@ func (m Marks) of(total int64) Marks {
 func (g *Gauge) Want(r Reading) int64 {
 	m := g.Marks.of(r.Total)
 	low, high, limit := m.Low, m.High, m.Stall
-	stall := g.stall(r)
-	g.last = r
+	stall, fresh := g.stall(r)
 	switch {
 	case r.Available < low || stall >= limit:
 		g.under = true
@@ -71,16 +76,26 @@ func (g *Gauge) Want(r Reading) int64 {
 		return 0
 	}
 	// Tasks wait although there seems to be enough: a step more than that.
-	return max(high-r.Available, (high-low)/4)
+	if fresh {
+		return max(high-r.Available, (high-low)/4)
+	}
+	return max(high-r.Available, 0)
 }
 
-// stall is the share of the time since the last reading in which some task waited.
-func (g *Gauge) stall(r Reading) float64 {
+// stall is the share of time in which some task waited, and whether it is another than
+// before.
+func (g *Gauge) stall(r Reading) (share float64, fresh bool) {
 	over := r.At.Sub(g.last.At)
-	if r.NoPSI || g.last.NoPSI || g.last.At.IsZero() || over <= 0 {
-		return 0
+	switch {
+	case r.NoPSI || g.last.NoPSI || g.last.At.IsZero() || over < 0:
+		g.share = 0
+	case over < stallTime:
+		return g.share, false
+	default:
+		g.share = float64(r.Stalled-g.last.Stalled) / float64(over)
 	}
-	return float64(r.Stalled-g.last.Stalled) / float64(over)
+	g.last = r
+	return g.share, true
 }
 
 // Machine reads the memory of this one.
