@@ -47,8 +47,9 @@ func ParsePausedMemory(text string) (PausedMemory, error) {
 
 const (
 	// wakePatience is how long a resume waits for memory that was taken. A sandbox is to
-	// run within 50 ms of the first packet of its model's answer.
-	wakePatience = 40 * time.Millisecond
+	// run within 50 ms of the first packet of its model's answer, and the Resume of a
+	// Sentry whose own memory is in a swap file takes 7 to 20 ms of them.
+	wakePatience = 30 * time.Millisecond
 	// memoryPatience bounds the question for a guest's memory file: a Sentry is not
 	// trusted to answer at all.
 	memoryPatience = time.Second
