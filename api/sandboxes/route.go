@@ -117,6 +117,12 @@ func find(method, path, query string) (*route, call, error) {
 	if known {
 		return nil, c, fmt.Errorf("%w: %s %s", ErrMethod, printable(method), path)
 	}
+	if len(elements) > 3 && elements[1] == "v1" && elements[2] == "sandboxes" && !validID(elements[3]) {
+		return nil, c, fmt.Errorf("%w: %q is no id", sandbox.ErrUnknown, elements[3])
+	}
+	if len(elements) > 5 && elements[2] == "sandboxes" && elements[4] == "exec" && !validID(elements[5]) {
+		return nil, c, fmt.Errorf("%w: %q is no id", sandbox.ErrExecUnknown, elements[5])
+	}
 	return nil, c, fmt.Errorf("%w: %s: the routes are in openapi.yaml, and begin with /v1/", ErrNoRoute, path)
 }
 

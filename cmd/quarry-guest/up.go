@@ -202,6 +202,9 @@ func (u *up) entry(e wire.Entry) error {
 	if err != nil {
 		return err
 	}
+	if err := replaceable(dir, base); err != nil {
+		return err
+	}
 	switch e.Type {
 	case wire.TypeFile:
 		return u.file(dir, base, e)
@@ -224,6 +227,19 @@ func (u *up) entry(e wire.Entry) error {
 		return u.settle(dir, tmp, base, e)
 	}
 	return code(wire.CodeProtocol, e.Path)
+}
+
+// replaceable refuses to take away what no tar can make again: a device or a socket.
+func replaceable(dir int, name string) error {
+	var st unix.Stat_t
+	if unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+		return nil // what is wrong with it is told by what comes next
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFCHR, unix.S_IFBLK, unix.S_IFSOCK:
+		return code(wire.CodeType, name)
+	}
+	return nil
 }
 
 func (u *up) file(dir int, base string, e wire.Entry) error {

@@ -163,7 +163,7 @@ func unpack(root *os.Root, r io.Reader, b *budget, stderr io.Writer) error {
 			continue
 		}
 		if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			return err
+			return linked(root, name, err)
 		}
 		mode := fs.FileMode(h.Mode & 0o777)
 		switch h.Typeflag {
@@ -181,9 +181,22 @@ func unpack(root *os.Root, r io.Reader, b *budget, stderr io.Writer) error {
 			fmt.Fprintf(stderr, "quarry: %s is left out: it is no file, folder or link\n", oneLine(h.Name))
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", oneLine(h.Name), err)
+			return linked(root, name, fmt.Errorf("%s: %w", oneLine(h.Name), err))
 		}
 	}
+}
+
+// linked says of an error which symlink is in the way, if one is.
+func linked(root *os.Root, name string, err error) error {
+	for i := range len(name) + 1 {
+		if i < len(name) && name[i] != '/' {
+			continue
+		}
+		if st, serr := root.Lstat(name[:i]); serr == nil && st.Mode()&fs.ModeSymlink != 0 {
+			return fmt.Errorf("%s is a symlink, and nothing is written where it leads: remove it, or copy to another folder: %w", oneLine(name[:i]), err)
+		}
+	}
+	return err
 }
 
 func unpackFile(root *os.Root, name string, mode fs.FileMode, r io.Reader, b *budget) error {

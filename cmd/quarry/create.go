@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -97,11 +99,16 @@ func (o *createOptions) fill() error {
 		}
 		o.spec.Shares = append(o.spec.Shares, sandbox.Share{Name: name, Target: at})
 	}
-	o.spec.MemoryMB = o.memory.bytes >> 20
-	o.spec.CPUMilli = int64(o.cpus * 1000)
-	o.spec.IdlePause = o.idlePause.Milliseconds()
-	o.spec.TTL, o.spec.Idle = int64(o.ttl.Seconds()), int64(o.idle.Seconds())
-	return nil
+	o.spec.CPUMilli = int64(math.Round(o.cpus * 1000))
+	if o.spec.CPUMilli == 0 && o.cpus != 0 {
+		return fmt.Errorf("%w: --cpus %v: want 0.001 or more", errUsage, o.cpus)
+	}
+	var errs [4]error
+	o.spec.MemoryMB, errs[0] = o.memory.mib("mem")
+	o.spec.TTL, errs[1] = units("ttl", o.ttl, time.Second)
+	o.spec.Idle, errs[2] = units("idle", o.idle, time.Second)
+	o.spec.IdlePause, errs[3] = units("idle-pause", o.idlePause, time.Millisecond)
+	return cmp.Or(errs[:]...)
 }
 
 // parseRule reads HOST[:PORT] or CIDR[:PORT].

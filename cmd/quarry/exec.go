@@ -83,7 +83,13 @@ func (o *execOptions) fill(stdin io.Reader) error {
 	if s.ID == "" {
 		s.ID = strings.ToLower(rand.Text()[:16])
 	}
-	s.Timeout, s.KillGrace = o.timeout.Milliseconds(), o.grace.Milliseconds()
+	var err error
+	if s.Timeout, err = units("timeout", o.timeout, time.Millisecond); err != nil {
+		return err
+	}
+	if s.KillGrace, err = units("kill-grace", o.grace, time.Millisecond); err != nil {
+		return err
+	}
 	s.OpenStdin = o.stdin
 	if s.Session != "" {
 		s.Shell, s.Argv = strings.Join(s.Argv, " "), nil

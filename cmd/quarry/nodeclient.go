@@ -31,6 +31,13 @@ func (t *nodeTarget) flags(c *cobra.Command) {
 // dial returns a client of the worker.
 func (t *nodeTarget) dial() (*client.Client, error) {
 	if t.url == "" {
+		// What stands in the environment may be there for other calls.
+		if t.tokenFile != os.Getenv("QUARRY_TOKEN_FILE") {
+			return nil, fmt.Errorf("%w: --token-file is for --node, which is not given: the socket of a worker asks for no token", errUsage)
+		}
+		if t.ca != os.Getenv("QUARRY_CA") {
+			return nil, fmt.Errorf("%w: --ca is for --node, which is not given", errUsage)
+		}
 		socket := workerSocket(t.dir)
 		if _, err := os.Stat(socket); err != nil {
 			return nil, fmt.Errorf("no worker serves %s: start one with quarry worker --worker-dir %s, or give --node URL", t.dir, t.dir)

@@ -118,6 +118,14 @@ func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 		"a platform":             {"convert oci:x --name a --platform junk --data " + data, "--platform junk: want OS/ARCH"},
 		"a name":                 {"convert oci:x --name UPPER --data " + data, "UPPER"},
 		"a digest for a name":    {"convert oci:x --name sha256:" + hex + " --data " + data, "is a digest"},
+		"memory without a unit":  {"create --mem 512 t/task", "--mem 512: want 1M or more"},
+		"less than a MiB":        {"create --mem 1000K t/task", "--mem 1000K: want 1M or more"},
+		"less than a second":     {"create --ttl 500ms t/task", "--ttl 500ms: want a multiple of 1s"},
+		"no time of idleness":    {"create --idle 1ns t/task", "--idle 1ns: want"},
+		"no pause":               {"create --idle-pause 1us t/task", "--idle-pause 1µs: want"},
+		"no processor":           {"create --cpus 0.0001 t/task", "--cpus 0.0001: want"},
+		"a token for the socket": {"create --token-file /nope t/task", "--token-file is for --node"},
+		"a CA for the socket":    {"ps --ca /nope", "--ca is for --node"},
 		"a port":                 {"serve --no-auth --listen 127.0.0.1:junk --data " + data, "--listen 127.0.0.1:junk"},
 	} {
 		var stderr bytes.Buffer

@@ -92,6 +92,26 @@ func (f *Files) mount(ctx context.Context, host, target string, flags uint32) (a
 	return e.Path, f.c.Mounter.Mount(ctx, image, e.Path)
 }
 
+// elsewhere says where shares are: the guest may have moved the folder of one.
+func (f *Files) elsewhere(ctx context.Context) string {
+	list, err := f.mounts(ctx)
+	if err != nil {
+		return ""
+	}
+	var at []string
+	for line := range strings.SplitSeq(list, "\n") {
+		head, tail, ok := strings.Cut(line, " - ")
+		fields := strings.Split(head, " ")
+		if ok && len(fields) > 4 && fields[4] != "/" && strings.HasPrefix(tail, erofs+" ") {
+			at = append(at, unescaped.Replace(fields[4]))
+		}
+	}
+	if len(at) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(": there are shares at %q, as the sandbox may have moved a folder", at)
+}
+
 // erofs is the type of shares in the guest's list of mounts.
 const erofs = "erofs"
 
@@ -103,6 +123,12 @@ const maxMounts = 1 << 20
 
 // mounted says what type is mounted at a path, "" for none.
 func (f *Files) mounted(ctx context.Context, at string) (string, error) {
+	list, err := f.mounts(ctx)
+	return mountedIn(list, at), err
+}
+
+// mounts is the guest's list of mounts.
+func (f *Files) mounts(ctx context.Context) (string, error) {
 	k, err := f.cat(mountsOf)
 	if err != nil {
 		return "", err
@@ -112,7 +138,7 @@ func (f *Files) mounted(ctx context.Context, at string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("mounts of the guest: %w", err)
 	}
-	return mountedIn(string(list), at), nil
+	return string(list), nil
 }
 
 // mountedIn looks a path up in a text of mountinfo. The last one of a path hides those
@@ -134,6 +160,9 @@ func mountedIn(list, at string) (kind string) {
 
 // escaped writes a path as mountinfo does.
 var escaped = strings.NewReplacer(" ", `\040`, "\t", `\011`, "\n", `\012`, `\`, `\134`)
+
+// unescaped is the way back.
+var unescaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 // checkTarget refuses what no mount can be at: it would hide what the guest runs on.
 func checkTarget(p string) error {
@@ -191,7 +220,7 @@ func (f *Files) Take(ctx context.Context, target string) error {
 	case err != nil:
 		return err
 	case kind == "":
-		return fmt.Errorf("%w: no share is at %s", sandbox.ErrFileNotFound, at)
+		return fmt.Errorf("%w: no share is at %s%s", sandbox.ErrFileNotFound, at, f.elsewhere(ctx))
 	case kind != erofs:
 		return fmt.Errorf("%w: what is mounted at %s came with the sandbox, and goes with it", sandbox.ErrFileType, at)
 	}

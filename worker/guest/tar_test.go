@@ -237,6 +237,26 @@ func TestATarLeadsNowhereElse(t *testing.T) {
 	}
 }
 
+// What no tar can make again is not taken away, whatever would come in its place.
+func TestATarReplacesNoSocketOrDevice(t *testing.T) {
+	f, _, w := newCell(t, guest.Limits{})
+	at := filepath.Join(w, "s")
+	must(t, syscall.Mknod(at, syscall.S_IFSOCK|0o600, 0))
+	for what, h := range map[string]tar.Header{
+		"a file": {Name: "s"}, "a symlink": {Name: "s", Linkname: "x", Typeflag: tar.TypeSymlink}, "a fifo": {Name: "s", Typeflag: tar.TypeFifo},
+		"a hard link": {Name: "s", Linkname: "x", Typeflag: tar.TypeLink},
+	} {
+		err := f.TarUp(context.Background(), "/w", guest.Owner{}, bytes.NewReader(archive(t, tar.Header{Name: "x"}, h)))
+		if !errors.Is(err, sandbox.ErrFileType) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if st, err := os.Lstat(at); err != nil || st.Mode()&os.ModeSocket == 0 {
+			t.Fatalf("%s replaced it: %v", what, err)
+		}
+	}
+	noLeftovers(t, w)
+}
+
 func TestLinksThatStayInsideAreFollowed(t *testing.T) {
 	f, c, w := newCell(t, guest.Limits{})
 	b := archive(t, tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o700}, tar.Header{Name: "usr/bin/", Typeflag: tar.TypeDir, Mode: 0o755},

@@ -14,7 +14,7 @@ import (
 )
 
 // TarUp unpacks a tar below a folder, which is made when it is missing. What is there
-// under a name is replaced, a folder is kept; symlinks of the guest are followed where
+// under a name is replaced, but for devices and sockets, a folder is kept; symlinks of the guest are followed where
 // they stay below the folder. After an error what was unpacked before it is there.
 func (f *Files) TarUp(ctx context.Context, name string, owner Owner, r io.Reader) error {
 	p, err := f.resolve(name)

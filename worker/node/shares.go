@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -34,13 +35,20 @@ func (n *Node) openShare(name string) (*os.File, os.FileMode, error) {
 		return nil, 0, fmt.Errorf("folder of share %q: %w", share, err)
 	}
 	defer unix.Close(root)
+	if slices.Contains(strings.Split(rest, "/"), "..") {
+		return nil, 0, fmt.Errorf("share %q: %w: a name has no .. in it", name, sandbox.ErrShare)
+	}
 	if rest == "" {
 		rest = "."
 	}
 	fd, err := unix.Openat2(root, rest, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
 	})
-	if err != nil { // also EXDEV, of what leads out: which it is, is not the caller's to know
+	if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
+		// Which it is, what leads out or what is not there, is not the caller's to know.
+		return nil, 0, fmt.Errorf("share %q: %w: it has no such file or folder, or it is a link that leads out of the share", name, sandbox.ErrShare)
+	}
+	if err != nil {
 		return nil, 0, fmt.Errorf("share %q: %w: %w", name, sandbox.ErrShare, err)
 	}
 	f := os.NewFile(uintptr(fd), name)
