@@ -167,11 +167,15 @@ func (s *sandboxBench) runsc(ctx context.Context, like string) (took time.Durati
 		return 0, err
 	}
 	runsc := func(args ...string) error {
-		global := []string{"--root", filepath.Join(dir, "root"), "--platform", "systrap", "--network", "none", "--host-uds", "none",
+		global := []string{"--root", filepath.Join(dir, "root"), "--log", filepath.Join(dir, "log"), "--platform", "systrap", "--network", "none", "--host-uds", "none",
 			"--overlay2", "root:dir=" + filepath.Join(dir, "upper") + ",size=64m"}
 		cmd := exec.CommandContext(ctx, "runsc", append(global, args...)...)
 		if args[0] == "create" { // what it starts keeps the streams
-			return cmd.Run()
+			err := cmd.Run()
+			if raw, _ := os.ReadFile(filepath.Join(dir, "log")); err != nil {
+				err = fmt.Errorf("runsc create: %w: %s", err, raw)
+			}
+			return err
 		}
 		out, err := cmd.CombinedOutput()
 		if err != nil {
