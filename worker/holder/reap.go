@@ -1,6 +1,7 @@
 package holder
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -80,15 +81,36 @@ const (
 func (b *box) lostGofer() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.goferLost && !b.forced && !b.over && b.nap == napNone && b.goferPID > 0 {
+	if !b.goferLost && !b.forced && b.nap == napNone && b.goferPID > 0 {
+		options := unix.WEXITED | unix.WNOWAIT | unix.WALL
+		if !exiting(b.goferPID) {
+			options |= unix.WNOHANG
+		}
 		var seen unix.Siginfo
-		err := unix.Waitid(unix.P_PID, b.goferPID, &seen, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG|unix.WALL, nil)
+		err := unix.Waitid(unix.P_PID, b.goferPID, &seen, options, nil)
 		b.goferLost = err == nil && (seen.Code == cldKilled || seen.Code == cldDumped)
 	}
 	if !b.goferLost {
 		return ""
 	}
 	return "the sandbox's gofer, which gives it its files, was ended from outside"
+}
+
+// exiting reports whether the kernel takes a process apart: its connections are closed
+// then, which the Sentry sees before anybody can wait for the process.
+func exiting(pid int) bool {
+	const flagExiting = 0x4 // PF_EXITING
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	// After the name, which may have anything in it: state, five numbers, flags.
+	f := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+	if len(f) < 7 {
+		return false
+	}
+	flags, err := strconv.ParseUint(f[6], 10, 64)
+	return err == nil && flags&flagExiting != 0
 }
 
 // killChildren kills whatever is a child of this process.
@@ -175,8 +197,12 @@ func (b *box) finish(end Ended) {
 
 // endedItself reports whether a Sentry that answered nobody ended with its guest's first
 // process, whose status it then exits with: one that ends at once is gone before it is
-// asked. 128 is what runsc exits with of its own, and a crash of it leaves a log.
+// asked. 128 is what runsc exits with of its own, and a crash of it leaves a log. The
+// sleeper never exits by itself.
 func (b *box) endedItself(e Ended) bool {
+	if !b.entrypoint {
+		return false
+	}
 	const runscFailed = 128
 	b.mu.Lock()
 	forced, whole := b.forced, b.nap == napNone
