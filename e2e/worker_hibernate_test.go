@@ -344,8 +344,12 @@ func (r *napRig) refused(id string) {
 func (r *napRig) damaged(id string) {
 	t := r.t
 	r.hibernate(id)
-	check(t, os.Truncate(r.path("w", "node", id, "hibernated", "checkpoint.img"), 4096))
-	_, err := r.c.Wake(r.ctx, id)
+	pages := r.path("w", "node", id, "hibernated", "pages.img")
+	b, err := os.ReadFile(pages)
+	check(t, err)
+	b[len(b)/2] ^= 0xff // one byte, which a restore takes for the guest's
+	check(t, os.WriteFile(pages, b, 0o600))
+	_, err = r.c.Wake(r.ctx, id)
 	if !errors.Is(err, sandbox.ErrEnded) {
 		t.Errorf("a damaged checkpoint: %v", err)
 	}
@@ -355,7 +359,7 @@ func (r *napRig) damaged(id string) {
 		check(t, err)
 		return sb.End != nil
 	})
-	if sb.End.Reason != sandbox.ReasonRestore || sb.End.Blame != sandbox.BlameInfra || !sb.End.Retryable || !strings.Contains(sb.End.Message, "could not be restored") {
+	if sb.End.Reason != sandbox.ReasonRestore || sb.End.Blame != sandbox.BlameInfra || !sb.End.Retryable || !strings.Contains(sb.End.Message, "damaged on the disk") {
 		t.Errorf("its record: %+v", sb.End)
 	}
 }

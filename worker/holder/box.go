@@ -49,6 +49,7 @@ type box struct {
 	mu         sync.Mutex // guards what follows
 	state      State      // what changes with a restore alone
 	nap        nap
+	naps       int64              // that were begun
 	onDisk     int64              // of a hibernation
 	asleep     chan struct{}      // closed when the Sentry of a nap is gone
 	unwanted   context.CancelFunc // ends a restore under way
@@ -154,14 +155,20 @@ func (b *box) launch(ctx context.Context, files []*os.File, how ...string) error
 	} else {
 		err = fmt.Errorf("runsc %s did not start the sandbox: %w: %s", how[0], err, b.said())
 	}
-	b.tasks.Go(b.reap)
 	if err != nil {
-		b.giveUp(plain(err.Error()))
-		b.clear()
-		return err
+		return b.abandon(err)
 	}
+	b.tasks.Go(b.reap)
 	b.tasks.Go(b.waitInit)
 	return nil
+}
+
+// abandon ends a sandbox that could not be started, or restored, and returns why.
+func (b *box) abandon(err error) error {
+	b.giveUp(plain(err.Error())) // first: there may be nobody to reap
+	b.tasks.Go(b.reap)
+	b.clear()
+	return err
 }
 
 // clear ends what a runsc that failed has left, which no file may name.

@@ -25,12 +25,17 @@ func FuzzRecords(f *testing.F) {
 	f.Add(marshal(runRecord{runFormat, "id", State{PID: 1, Started: now}}))
 	f.Add(marshal(execRecord{execFormat, 1, "sum", sandbox.ExecState{ID: "a", State: sandbox.ExecExited, Started: now, Ended: &now, ExitCode: &code}}))
 	f.Add(marshal(endedRecord{endedFormat, Ended{Init: &sentry.Status{Code: 1}, At: now, Message: "é\n"}}))
+	f.Add(marshal(savedRecord{savedFormat, []savedFile{{"a.img", 1, 2}, {"b.img", 0, 1<<32 - 1}}}))
+	f.Add(marshal(savedRecord{savedFormat, []savedFile{{"../a", 1, 2}}}))
 	f.Add([]byte(`{"format":"quarry-exec/2"}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if r, err := decodeRecord[runRecord](b); err == nil && !bytes.Equal(marshal(r), b) {
 			t.Errorf("%q is another %q", b, marshal(r))
 		}
 		if r, err := decodeRecord[execRecord](b); err == nil && !bytes.Equal(marshal(r), b) {
+			t.Errorf("%q is another %q", b, marshal(r))
+		}
+		if r, err := decodeSaved(b); err == nil && (!bytes.Equal(marshal(r), b) || !r.valid()) {
 			t.Errorf("%q is another %q", b, marshal(r))
 		}
 		if r, err := decodeRecord[endedRecord](b); err == nil && !bytes.Equal(marshal(r), b) {

@@ -48,11 +48,25 @@ const (
 
 func hibernatedDir(dir string) string { return filepath.Join(dir, "hibernated") }
 
-// sleeps reports whether there is no Sentry to ask.
-func (b *box) sleeps() bool {
+// asking is called before a question to the Sentry that no gate holds back. The returned
+// function says what its error is: a Sentry that was ended under the question because the
+// sandbox was hibernated, and may be woken by now, is no end.
+func (b *box) asking() (explain func(error) error, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.nap != napNone
+	if b.nap != napNone && !b.over {
+		return nil, ErrHibernated
+	}
+	before := b.naps
+	return func(err error) error {
+		b.mu.Lock()
+		slept := b.naps != before && !b.over
+		b.mu.Unlock()
+		if slept && errors.Is(err, sentry.ErrGone) {
+			return fmt.Errorf("%w: its Sentry was ended for that: %w", ErrHibernated, err)
+		}
+		return b.sentryError(err)
+	}, nil
 }
 
 // hibernate puts a paused sandbox to disk and returns how many bytes that took. It stays
@@ -84,6 +98,7 @@ func (b *box) hibernate(ctx context.Context) (int64, error) {
 	over := b.over
 	if !over {
 		b.onDisk, b.nap, b.asleep = size, napBegun, make(chan struct{})
+		b.naps++
 		b.state.Hibernated = true
 		b.killLocked()
 	}
@@ -175,6 +190,9 @@ func (b *box) checkpoint(dir string) error {
 	err := b.sentry.Checkpoint(ctx, dir)
 	switch {
 	case err == nil:
+		if err := seal(ctx, dir); err != nil {
+			return fmt.Errorf("%w: what is on the disk cannot be read back: %w", ErrNotHibernated, err)
+		}
 		return nil
 	case errors.Is(err, sentry.ErrGone):
 		return sandbox.ErrEnded
@@ -268,6 +286,9 @@ func (b *box) wake(ctx context.Context) error {
 
 // restore starts a Sentry from the files. When that fails the sandbox has ended.
 func (b *box) restore(ctx context.Context) error {
+	if err := verify(ctx, hibernatedDir(b.dir)); err != nil {
+		return b.abandon(err)
+	}
 	// runsc takes neither a state of the same container nor a socket that is there.
 	err := errors.Join(os.RemoveAll(filepath.Join(b.dir, "runsc")), removeIfThere(b.socket), removeIfThere(filepath.Join(b.dir, "pid")))
 	if err != nil {

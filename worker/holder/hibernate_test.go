@@ -264,15 +264,48 @@ func TestADiskWithoutRoom(t *testing.T) {
 	r.wantNobody()
 }
 
-// A checkpoint that is damaged is the end of the sandbox, which says so.
+// invert turns every bit of a byte in the middle of a file.
+func invert(t *testing.T, path string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 0xff
+	if err := os.WriteFile(path, b, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A checkpoint that is damaged is the end of the sandbox, which says so, and no guest runs
+// from what is left: not even when one byte is wrong.
 func TestADamagedCheckpoint(t *testing.T) {
-	for _, name := range []string{"checkpoint.img", "pages.img"} {
-		r := newRig(t)
-		r.hibernate()
-		if err := os.Truncate(filepath.Join(r.dir, "hibernated", name), 4096); err != nil {
+	cut := func(t *testing.T, path string) {
+		if err := os.Truncate(path, 4096); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.c.Wake(r.ctx); !errors.Is(err, holder.ErrNotRestored) {
+	}
+	remove := func(t *testing.T, path string) {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		damage func(*testing.T, string)
+	}{
+		{"pages.img", cut},
+		{"pages_meta.img", remove},
+		{"checkpoint.img", invert},
+		{"pages.img", invert},
+		{"checksums.json", invert},
+	} {
+		name := c.name
+		r := newRig(t)
+		r.run(sandbox.ExecSpec{}, "true") // its first process has begun
+		r.hibernate()
+		c.damage(t, filepath.Join(r.dir, "hibernated", name))
+		if err := r.c.Wake(r.ctx); !errors.Is(err, holder.ErrNotRestored) || !strings.Contains(err.Error(), "damaged on the disk") {
 			t.Errorf("%s: %v", name, err)
 		}
 		end, err := r.c.WaitEnded(r.ctx)
@@ -286,6 +319,64 @@ func TestADamagedCheckpoint(t *testing.T) {
 			t.Errorf("%s: processes %v are left", name, pids)
 		}
 	}
+}
+
+// A question to a Sentry that is ended because the sandbox is hibernated says that, also
+// when it is awake again by then: the sandbox has not ended.
+func TestAHibernationUnderARead(t *testing.T) {
+	r := newRig(t)
+	r.run(sandbox.ExecSpec{}, "yes | head -c 1000000 > /tmp/f")
+	if err := r.c.Pause(r.ctx, false); err != nil {
+		t.Fatal(err)
+	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	done := make(chan error, 1)
+	go func() {
+		done <- r.c.Cat(r.ctx, "/tmp/f", write)
+		write.Close()
+	}()
+	if _, err := read.Read(make([]byte, 1)); err != nil { // it is under way, and the pipe too small for it
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	asked := make(chan error, 1)
+	go func() { // others, at any moment
+		for {
+			_, err := r.c.Processes(r.ctx)
+			if _, uerr := r.c.Usage(r.ctx); err == nil {
+				err = uerr
+			}
+			if err != nil && !errors.Is(err, holder.ErrHibernated) {
+				asked <- err
+				return
+			}
+			select {
+			case <-stop:
+				asked <- nil
+				return
+			default:
+			}
+		}
+	}()
+	r.hibernate()
+	if err := <-done; !errors.Is(err, holder.ErrHibernated) || errors.Is(err, sandbox.ErrEnded) {
+		t.Errorf("a read: %v", err)
+	}
+	r.wake()
+	for range 2 {
+		r.hibernate()
+		r.wake()
+	}
+	close(stop)
+	if err := <-asked; err != nil {
+		t.Errorf("a question: %v", err)
+	}
+	r.run(sandbox.ExecSpec{}, "true")
+	r.wantNobody()
 }
 
 // One that is hibernated can be ended.

@@ -11,7 +11,7 @@
 //	execs          the journal of execs, a line when one is to start and when it has ended
 //	exec/x<exec>/  the files stdout and stderr with what is kept of one's output
 //	init/          the same two files of the sandbox's first process
-//	hibernated/    the memory of a sandbox that has no process
+//	hibernated/    the memory of a sandbox that has no process, and its checksums
 //	runsc/         runsc's --root
 //	runsc.log      what runsc and the Sentry had to say     holder.log  the holder
 //

@@ -298,8 +298,9 @@ func (x *execution) resize(ctx context.Context, w *sandbox.Window) error {
 
 // sentryCall passes on what only the Sentry knows.
 func (b *box) sentryCall(ctx context.Context, r request, files []*os.File) (a answer, out []*os.File, err error) {
-	if b.sleeps() {
-		return a, nil, ErrHibernated
+	explain, err := b.asking()
+	if err != nil {
+		return a, nil, err
 	}
 	switch r.Method {
 	case "processes":
@@ -330,7 +331,7 @@ func (b *box) sentryCall(ctx context.Context, r request, files []*os.File) (a an
 		return a, nil, fmt.Errorf("%w: no method %q", sandbox.ErrInvalid, plain(r.Method))
 	}
 	if err != nil {
-		err = b.sentryError(err)
+		err = explain(err)
 	}
 	return a, out, err
 }
