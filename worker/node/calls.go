@@ -152,7 +152,10 @@ func (b *box) explain(ctx context.Context, err error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainPatience)
 	defer cancel()
-	if wait(ctx, b.over) != nil {
+	switch waited := wait(ctx, b.over); {
+	case waited != nil && !b.ending(): // nobody is told that it has ended before it is known how
+		return fmt.Errorf("%w: it does not answer, and why is not known yet: try again: %v", sandbox.ErrNotReady, err)
+	case waited != nil:
 		return fmt.Errorf("%w: %w", sandbox.ErrEnded, err)
 	}
 	if _, ended := b.n.box(b.id); ended != nil {
