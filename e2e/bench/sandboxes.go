@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -151,7 +152,9 @@ func (s *sandboxBench) runsc(ctx context.Context, like string) (took time.Durati
 		return 0, err
 	}
 	var spec map[string]any
-	if err := json.Unmarshal(raw, &spec); err != nil {
+	numbers := json.NewDecoder(bytes.NewReader(raw))
+	numbers.UseNumber() // limits are as large as an integer can be
+	if err := numbers.Decode(&spec); err != nil {
 		return 0, err
 	}
 	spec["process"].(map[string]any)["args"] = []string{"/bin/sleep", "1000"}
