@@ -26,25 +26,24 @@ import (
 
 // box is the sandbox of a holder.
 type box struct {
-	dir        string
-	id         string
-	maxOutput  int64
-	log        *slog.Logger
-	keep       *os.File
-	journal    *journal
-	sentry     *sentry.Client
-	socket     string // the Sentry's
-	gate       gate
-	unwritten  sync.Once // says that execs are not recorded
-	room       room
-	tasks      sync.WaitGroup   // everything that follows the sandbox
-	init       []*stream        // outputs of the first process
-	initEnds   map[int]*os.File // its streams, for who is restored
-	runsc      []string
-	entrypoint bool          // it has a first process of its own
-	score      []byte        // oom_score_adj before it was shielded
-	bare       bool          // its first process is the sleeper
-	ended      chan struct{} // end is set
+	dir       string
+	id        string
+	maxOutput int64
+	log       *slog.Logger
+	keep      *os.File
+	journal   *journal
+	sentry    *sentry.Client
+	socket    string // the Sentry's
+	gate      gate
+	unwritten sync.Once // says that execs are not recorded
+	room      room
+	tasks     sync.WaitGroup   // everything that follows the sandbox
+	init      []*stream        // outputs of the first process
+	initEnds  map[int]*os.File // its streams, for who is restored
+	runsc     []string
+	score     []byte        // oom_score_adj before it was shielded
+	bare      bool          // its first process is the sleeper
+	ended     chan struct{} // end is set
 
 	mu         sync.Mutex // guards what follows
 	state      State      // what changes with a restore alone

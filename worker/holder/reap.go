@@ -200,7 +200,7 @@ func (b *box) finish(end Ended) {
 // asked. 128 is what runsc exits with of its own, and a crash of it leaves a log. The
 // sleeper never exits by itself.
 func (b *box) endedItself(e Ended) bool {
-	if !b.entrypoint {
+	if b.bare {
 		return false
 	}
 	const runscFailed = 128
