@@ -35,6 +35,7 @@ type box struct {
 	sentry    *sentry.Client
 	socket    string // the Sentry's
 	gate      gate
+	questions gate      // which a hibernation shuts
 	unwritten sync.Once // says that execs are not recorded
 	room      room
 	tasks     sync.WaitGroup   // everything that follows the sandbox
@@ -48,7 +49,6 @@ type box struct {
 	mu         sync.Mutex // guards what follows
 	state      State      // what changes with a restore alone
 	nap        nap
-	naps       int64              // that were begun
 	onDisk     int64              // of a hibernation
 	asleep     chan struct{}      // closed when the Sentry of a nap is gone
 	unwanted   context.CancelFunc // ends a restore under way

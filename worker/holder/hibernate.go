@@ -41,6 +41,8 @@ const (
 	restoreTimeout = 10 * time.Minute
 	// roomTimeout bounds a question before a checkpoint.
 	roomTimeout = 10 * time.Second
+	// readsTimeout is how long a hibernation waits for what reads the guest.
+	readsTimeout = 2 * time.Second
 	// scarce is left free on the disk beyond what a checkpoint takes: its state, which is
 	// some MiB, and what others write meanwhile.
 	scarce = 64 << 20
@@ -48,25 +50,21 @@ const (
 
 func hibernatedDir(dir string) string { return filepath.Join(dir, "hibernated") }
 
-// asking is called before a question to the Sentry that no gate holds back. The returned
-// function says what its error is: a Sentry that was ended under the question because the
-// sandbox was hibernated, and may be woken by now, is no end.
-func (b *box) asking() (explain func(error) error, err error) {
+// asking is called before a question to the Sentry that the pause does not hold back, and
+// done after it. A Sentry that answers while it writes a checkpoint may not survive that,
+// so nobody asks one that is being hibernated: errors are ErrHibernated.
+func (b *box) asking() (done func(), err error) {
+	if !b.questions.tryEnter() {
+		return nil, fmt.Errorf("%w: it is being put to disk", ErrHibernated)
+	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.nap != napNone && !b.over {
+	asleep := b.nap != napNone && !b.over
+	b.mu.Unlock()
+	if asleep {
+		b.questions.leave()
 		return nil, ErrHibernated
 	}
-	before := b.naps
-	return func(err error) error {
-		b.mu.Lock()
-		slept := b.naps != before && !b.over
-		b.mu.Unlock()
-		if slept && errors.Is(err, sentry.ErrGone) {
-			return fmt.Errorf("%w: its Sentry was ended for that: %w", ErrHibernated, err)
-		}
-		return b.sentryError(err)
-	}, nil
+	return b.questions.leave, nil
 }
 
 // hibernate puts a paused sandbox to disk and returns how many bytes that took. It stays
@@ -80,6 +78,12 @@ func (b *box) hibernate(ctx context.Context) (int64, error) {
 	if done, err := b.mayHibernate(ctx); done || err != nil {
 		return b.current().OnDisk, err
 	}
+	reads, cancel := context.WithTimeout(ctx, readsTimeout)
+	defer cancel()
+	if err := b.questions.close(reads); err != nil {
+		return 0, fmt.Errorf("%w: what reads it takes longer than %v; try again: %w", ErrNotHibernated, readsTimeout, err)
+	}
+	defer b.questions.open()
 	err := os.RemoveAll(dir)
 	if err == nil {
 		err = os.Mkdir(dir, 0o700)
@@ -98,7 +102,6 @@ func (b *box) hibernate(ctx context.Context) (int64, error) {
 	over := b.over
 	if !over {
 		b.onDisk, b.nap, b.asleep = size, napBegun, make(chan struct{})
-		b.naps++
 		b.state.Hibernated = true
 		b.killLocked()
 	}

@@ -2,6 +2,7 @@ package holder_test
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -362,12 +363,17 @@ func TestAHibernationUnderARead(t *testing.T) {
 			}
 		}
 	}()
-	r.hibernate()
-	if err := <-done; !errors.Is(err, holder.ErrHibernated) || errors.Is(err, sandbox.ErrEnded) {
-		t.Errorf("a read: %v", err)
+	if _, err := r.c.Hibernate(r.ctx); !errors.Is(err, holder.ErrNotHibernated) {
+		t.Errorf("hibernated under a read: %v", err)
 	}
-	r.wake()
-	for range 2 {
+	rest, err := io.ReadAll(read)
+	if rerr := <-done; err != nil || rerr != nil || len(rest) != 999_999 {
+		t.Errorf("a read: %d bytes more, %v, %v", len(rest), err, rerr)
+	}
+	if err := r.c.Resume(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
 		r.hibernate()
 		r.wake()
 	}

@@ -73,6 +73,17 @@ func (g *gate) enter(ctx context.Context) error {
 	})
 }
 
+// tryEnter is enter for who does not wait.
+func (g *gate) tryEnter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.shut {
+		return false
+	}
+	g.inside++
+	return true
+}
+
 func (g *gate) leave() { g.move(func() { g.inside-- }) }
 func (g *gate) open()  { g.move(func() { g.shut = false }) }
 

@@ -298,10 +298,11 @@ func (x *execution) resize(ctx context.Context, w *sandbox.Window) error {
 
 // sentryCall passes on what only the Sentry knows.
 func (b *box) sentryCall(ctx context.Context, r request, files []*os.File) (a answer, out []*os.File, err error) {
-	explain, err := b.asking()
+	done, err := b.asking()
 	if err != nil {
 		return a, nil, err
 	}
+	defer done()
 	switch r.Method {
 	case "processes":
 		a.Processes, err = b.sentry.Processes(ctx)
@@ -331,7 +332,7 @@ func (b *box) sentryCall(ctx context.Context, r request, files []*os.File) (a an
 		return a, nil, fmt.Errorf("%w: no method %q", sandbox.ErrInvalid, plain(r.Method))
 	}
 	if err != nil {
-		err = explain(err)
+		err = b.sentryError(err)
 	}
 	return a, out, err
 }
