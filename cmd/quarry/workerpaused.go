@@ -19,7 +19,7 @@ type pausedFlags struct {
 
 func (o *pausedFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.memory, "paused-memory", string(node.PausedReclaim), "what becomes of the memory of a paused sandbox: "+node.PausedMemories())
-	f.DurationVar(&o.idle, "idle-pause", 0, "pause a sandbox that does not say when no command ran and no file was written for so long; the next one wakes it (default never)")
+	f.DurationVar(&o.idle, "idle-pause", 0, "pause a sandbox without a first process of its own, that does not say, when no command ran, no file was written and nearly no processor was used for so long; the next one wakes it (default never)")
 	f.DurationVar(&o.sleep, "hibernate-after", time.Minute, "where memory is wanted and swap has no room: put the largest sandbox to disk that has been paused for so long; 0 is never")
 	f.Var(&o.low, "memory-low", "memory of paused sandboxes is taken while less than this is available (default a tenth of all)")
 	f.Var(&o.high, "memory-high", "and until this is available (default half as much again as --memory-low)")

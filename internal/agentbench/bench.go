@@ -34,9 +34,6 @@ const (
 // Arms are all there are.
 var Arms = []Arm{ArmResident, ArmPaused, ArmHibernate, ArmReclaim}
 
-// DefaultArms are those that are compared.
-var DefaultArms = []Arm{ArmResident, ArmHibernate, ArmReclaim}
-
 // ParseArms reads a list with commas.
 func ParseArms(text string) ([]Arm, error) {
 	var out []Arm

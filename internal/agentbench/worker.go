@@ -71,7 +71,7 @@ func (r *run) startWorker(p *apart.Pair, arm Arm) (w *measured, err error) {
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if !strings.HasPrefix(line, "listening on ") {
-		return w, fmt.Errorf("quarry worker does not start: %w: %s", err, w.said())
+		return w, fmt.Errorf("quarry worker does not start: it says %q (%v): %s", line, err, w.said())
 	}
 	go io.Copy(io.Discard, out) // ends with the worker
 	w.Client, err = client.New(client.Config{URL: "unix:" + filepath.Join(r.path(string(arm)), "worker.sock")})

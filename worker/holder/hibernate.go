@@ -322,7 +322,7 @@ func (b *box) record() {
 	}
 }
 
-// sizeBelow is how much of the disk a folder's files take.
+// sizeBelow is how long a folder's files are together.
 func sizeBelow(dir string) (sum int64) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

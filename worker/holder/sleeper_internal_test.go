@@ -61,12 +61,15 @@ func TestTheSleeperSleeps(t *testing.T) {
 	}
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
-	for {
+	for end := time.Now().Add(time.Minute); ; {
 		raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "status"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		status := string(raw)
+		if time.Now().After(end) {
+			t.Fatalf("it does not sleep as it is to: %s", status)
+		}
 		if strings.Contains(status, "State:\tZ") {
 			t.Fatal("it ended")
 		}

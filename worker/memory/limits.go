@@ -13,7 +13,7 @@ func Limits(dir string, r Reading) []string {
 	var out []string
 	if r.SwapTotal == 0 {
 		out = append(out, "There is no swap: a sandbox that waits keeps its memory, and only what its Sentry can do without is freed; switch swap on, on zram or on a file.")
-	} else if r.SwapFree < r.SwapTotal/20 {
+	} else if r.SwapFull() {
 		out = append(out, "Swap is full: a sandbox that waits keeps its memory, or is written to disk whole.")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "memory.usage_in_bytes")); err == nil {

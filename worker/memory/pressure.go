@@ -20,6 +20,10 @@ type Reading struct {
 	At        time.Time     // when it was read
 }
 
+// SwapFull reports whether nothing more goes to swap that is worth it; where there is no
+// swap it is full.
+func (r Reading) SwapFull() bool { return r.SwapFree <= r.SwapTotal/20 }
+
 // Marks say when memory is taken. Between Low and High nothing begins and nothing ends,
 // so that what is taken is not given and taken again.
 type Marks struct {

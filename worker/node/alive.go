@@ -41,21 +41,15 @@ func (n *Node) watchAnswers() {
 // unanswered asks every sandbox that runs, ends those that have missed too many answers
 // in turn, and returns how many each has missed now.
 func (n *Node) unanswered(before map[*box]int, ask func(*box, context.Context) error) map[*box]int {
-	n.mu.Lock()
-	boxes := make([]*box, 0, len(n.boxes))
-	for _, b := range n.boxes {
-		boxes = append(boxes, b)
-	}
-	n.mu.Unlock()
-	ctx, cancel := context.WithTimeout(n.life, alivePatience)
-	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	after, turn := map[*box]int{}, make(chan struct{}, aliveAtOnce)
-	for _, b := range boxes {
+	for _, b := range n.all() {
 		turn <- struct{}{}
 		all.Go(func() { // ends with ctx at the latest
 			defer func() { <-turn }()
+			ctx, cancel := context.WithTimeout(n.life, alivePatience)
+			defer cancel()
 			err := ask(b, ctx)
 			if err == nil || n.life.Err() != nil {
 				return
@@ -73,9 +67,9 @@ func (n *Node) unanswered(before map[*box]int, ask func(*box, context.Context) e
 	return after
 }
 
-// answers asks the holder of a sandbox that runs, and by it the Sentry. A paused one is
-// not asked, whose memory may be taken: its Sentry answers when it is resumed, or is
-// ended. Nor is one that is being paused, hibernated or woken.
+// answers asks the holder of a sandbox that runs, and by it the Sentry. That of a paused
+// one is not asked, as its memory may be taken: it answers when it is resumed, or is
+// ended. Nobody asks one that is being paused, hibernated or woken.
 func (b *box) answers(ctx context.Context) error {
 	b.mu.Lock()
 	h, runs := b.h, b.state == sandbox.StateRunning && b.cause == nil && !b.nap.now

@@ -3,8 +3,11 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"quarry/worker/sandbox"
@@ -34,6 +37,25 @@ func TestWhoDoesNotAnswerIsEnded(t *testing.T) {
 			t.Fatalf("ended %v after %d rounds", ended, round)
 		}
 	}
+	// Those that are late do not take the time of others, however many they are.
+	for i := range aliveAtOnce {
+		b := n.newBox(journal{ID: fmt.Sprint("late", i)})
+		b.state = sandbox.StateRunning
+		n.boxes[b.id] = b
+	}
+	synctest.Test(t, func(t *testing.T) {
+		n.life = t.Context()
+		for b, times := range n.unanswered(nil, func(b *box, ctx context.Context) error {
+			if strings.HasPrefix(b.id, "late") {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}) {
+			if !strings.HasPrefix(b.id, "late") || times != 1 {
+				t.Errorf("%s has missed %d", b.id, times)
+			}
+		}
+	})
 	if c := boxes["silent"].cause; c.Reason != sandbox.ReasonRuntime || c.Message == "" {
 		t.Errorf("the cause is %+v", c)
 	}

@@ -320,7 +320,7 @@ func (n *Node) worthANap(wait time.Duration) bool {
 		return false
 	}
 	r, err := memory.Machine{}.Read()
-	return err == nil && (swapIsFull(r) || !memory.SwapOnDisk())
+	return err == nil && (r.SwapFull() || !memory.SwapOnDisk())
 }
 
 // napSoon puts a sandbox that was just paused to disk, where every pause is followed by
@@ -332,6 +332,9 @@ func (b *box) napSoon() {
 	b.n.work.Go(func() { // ends with Close, and bounded by the holder
 		done, err := b.n.turnToNap(b.n.life)
 		if err != nil {
+			if b.n.life.Err() == nil {
+				b.n.log.Info("a paused sandbox is not hibernated: others are", "sandbox", b.id, "err", err)
+			}
 			return
 		}
 		defer done()

@@ -32,6 +32,7 @@ type idler struct {
 	looks int           // reads under way that must not keep it awake
 	spent time.Duration // of the processor, by such reads
 	from  time.Duration // what was spent in all when the first of those under way began
+	known bool          // from is
 	again bool          // one of them woke it: it is paused again after
 	tried time.Time     // when a pause was refused
 
@@ -128,17 +129,17 @@ func (d *idler) look(tasks bool) (done func(), err error) {
 	if d == nil {
 		return func() {}, nil
 	}
-	before, _ := d.b.processorUsed()
+	before, err := d.b.processorUsed()
 	d.mu.Lock()
 	if d.looks == 0 {
-		d.from = before
+		d.from, d.known = before, err == nil
 	}
 	d.looks++
 	d.mu.Unlock()
 	done = sync.OnceFunc(func() {
 		after, err := d.b.processorUsed()
 		d.mu.Lock()
-		if d.looks--; d.looks == 0 && err == nil && after > d.from {
+		if d.looks--; d.looks == 0 && d.known && err == nil && after > d.from {
 			d.spent += after - d.from
 		}
 		d.mu.Unlock()

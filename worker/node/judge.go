@@ -151,19 +151,13 @@ func (n *Node) watchImages() {
 // deadImages looks at each mount once, ends the sandboxes that were found without one
 // before, and returns those found now.
 func (n *Node) deadImages(before map[*box]bool) map[*box]bool {
-	n.mu.Lock()
-	boxes := make([]*box, 0, len(n.boxes))
-	for _, b := range n.boxes {
-		boxes = append(boxes, b)
-	}
-	n.mu.Unlock()
 	type server struct {
 		root  string
 		pid   int
 		start uint64
 	}
 	looked, found := map[server]error{}, map[*box]bool{}
-	for _, b := range boxes {
+	for _, b := range n.all() {
 		b.mu.Lock()
 		mt, s, runs := b.mount, b.j.Served, b.state == sandbox.StateRunning && b.cause == nil && !b.nap.now // a restore opens its image anew
 		b.mu.Unlock()

@@ -18,7 +18,7 @@ type PausedMemory string
 
 const (
 	PausedKeep      PausedMemory = "keep"      // it stays
-	PausedReclaim   PausedMemory = "reclaim"   // it is taken when others need it, and brought back before the sandbox runs on
+	PausedReclaim   PausedMemory = "reclaim"   // it is taken when others need it, in the end to disk, and brought back before the sandbox runs on
 	PausedHibernate PausedMemory = "hibernate" // it goes to disk with every pause, and the Sentry ends
 )
 
@@ -187,16 +187,10 @@ func (b *box) bringBack() {
 // leaveMemory lets its memory go, before it ends: a memory file that is open keeps all
 // that is in it.
 func (b *box) leaveMemory() {
-	m := &b.memory
-	m.mu.Lock()
-	m.over = true
-	f := m.file
-	m.file = nil
-	m.mu.Unlock()
-	b.n.waiting.Drop(b.id)
-	if f != nil {
-		f.Close()
-	}
+	b.memory.mu.Lock()
+	b.memory.over = true
+	b.memory.mu.Unlock()
+	b.forgetMemory()
 }
 
 // memorySources are what may have too little memory: the machine, and the groups that

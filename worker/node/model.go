@@ -88,7 +88,6 @@ func (b *box) watchModel() {
 	}
 	x, err := b.n.waits.Watch(modelwait.Sandbox{
 		ID: b.id, Veth: link.Veth, Addr: link.Addr, CPU: b.processorUsed,
-		Busy:  func() bool { return false }, // the holder refuses while a tool's command or a file call runs
 		Pause: b.pauseForModel, Resume: b.resumeForModel,
 	})
 	if err != nil {

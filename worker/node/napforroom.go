@@ -3,7 +3,6 @@ package node
 import (
 	"cmp"
 	"errors"
-	"maps"
 	"slices"
 	"time"
 
@@ -42,14 +41,11 @@ func whoNaps(list []sleeper, after time.Duration) (id string, ok bool) {
 	return most.id, true
 }
 
-// swapIsFull reports whether nothing more goes to swap that is worth it.
-func swapIsFull(r memory.Reading) bool { return r.SwapFree <= r.SwapTotal/20 }
-
 // napForRoom puts one sandbox to disk, when memory is wanted that swap has no room for.
 // It does not wait for that.
 func (n *Node) napForRoom() {
 	r, err := memory.Machine{}.Read()
-	if err != nil || n.c.PausedMemory != PausedReclaim || n.c.HibernateAfter < 0 || !swapIsFull(r) {
+	if err != nil || n.c.PausedMemory != PausedReclaim || n.c.HibernateAfter < 0 || !r.SwapFull() {
 		return
 	}
 	id, ok := whoNaps(n.sleepers(), n.c.HibernateAfter)
@@ -57,8 +53,11 @@ func (n *Node) napForRoom() {
 		return
 	}
 	n.mu.Lock()
-	b := n.boxes[id]
+	b, there := n.boxes[id]
 	n.mu.Unlock()
+	if !there {
+		return // it has ended since
+	}
 	select {
 	case n.naps <- struct{}{}:
 	default:
@@ -86,11 +85,8 @@ func (n *Node) napForRoom() {
 
 // sleepers lists the sandboxes that are paused and not hibernated.
 func (n *Node) sleepers() (out []sleeper) {
-	n.mu.Lock()
-	boxes := slices.Collect(maps.Values(n.boxes))
-	n.mu.Unlock()
 	now := n.now()
-	for _, b := range boxes {
+	for _, b := range n.all() {
 		b.mu.Lock()
 		can := b.state == sandbox.StateRunning && b.paused.now && !b.nap.now && now.Sub(b.nap.tried) >= napAgain
 		since := b.paused.since

@@ -31,7 +31,7 @@ func TestSwapIsFull(t *testing.T) {
 	for r, want := range map[memory.Reading]bool{
 		{}: true, {SwapTotal: 100, SwapFree: 50}: false, {SwapTotal: 100, SwapFree: 5}: true, {SwapTotal: 100, SwapFree: 6}: false,
 	} {
-		if got := swapIsFull(r); got != want {
+		if got := r.SwapFull(); got != want {
 			t.Errorf("%+v: %v", r, got)
 		}
 	}

@@ -12,8 +12,10 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -220,6 +222,13 @@ func (n *Node) Authorize(_ context.Context, id, token string) bool {
 	_, over := n.ended[id]
 	n.mu.Unlock()
 	return hmac.Equal([]byte(token), []byte(n.token(id))) && (live || over)
+}
+
+// all returns the sandboxes that there are.
+func (n *Node) all() []*box {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Collect(maps.Values(n.boxes))
 }
 
 func (n *Node) now() time.Time { return n.c.Now() }

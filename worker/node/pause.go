@@ -15,8 +15,8 @@ import (
 const retryPause = time.Second
 
 // Pause implements sandbox.Node. While a tool exec or a file call runs it is a
-// *sandbox.Busy of sandbox.ErrNotReady: what
-// counts the guest's own time must not see it stand still.
+// *sandbox.Busy of sandbox.ErrNotReady: what counts the guest's own time must not see it
+// stand still.
 func (n *Node) Pause(ctx context.Context, id string, expect time.Duration) error {
 	b, err := n.running(ctx, id)
 	if err != nil {
@@ -25,8 +25,12 @@ func (n *Node) Pause(ctx context.Context, id string, expect time.Duration) error
 	b.pausing.Lock()
 	defer b.pausing.Unlock()
 	b.expected = expect
+	defer func() { b.expected = 0 }()
+	stood := b.held != 0
 	err = b.hold(byCall)
-	b.expected = 0
+	if err == nil && stood && expect > 0 {
+		b.napSoon() // for how long it waits was not known when it was paused
+	}
 	if errors.Is(err, holder.ErrBusy) {
 		return &sandbox.Busy{Err: sandbox.ErrNotReady, What: "pause", Why: err.Error() + ": try again when that is over", RetryAfter: retryPause}
 	}

@@ -85,8 +85,7 @@ type Sandbox struct {
 	// CPU returns the processor time that the sandbox has used. After an error it is
 	// not paused.
 	CPU func() (time.Duration, error)
-	// Busy says that it must not be paused now: a tool's command runs, or an image is
-	// being read.
+	// Busy says that it must not be paused now; nil is never. Pause may refuse as well.
 	Busy func() bool
 	// Pause is called when the sandbox waits for its model alone. After an error it
 	// runs. ctx ends when an answer comes while it is being paused: Resume follows in

@@ -158,7 +158,7 @@ func (x *Watched) loop() {
 func (x *Watched) sample() {
 	var f facts
 	f.cpu, f.err = x.s.CPU()
-	f.busy = x.s.Busy()
+	f.busy = x.s.Busy != nil && x.s.Busy()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	x.mu.Lock()
