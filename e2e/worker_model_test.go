@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -211,6 +212,50 @@ func TestTheStoreIsSilentAtAWake(t *testing.T) {
 	check(t, err)
 	if end.Reason != sandbox.ReasonImageIO || end.Blame != sandbox.BlameInfra || end.Evidence.Pauses < 2 {
 		t.Errorf("got %+v", end)
+	}
+	r.nothingLeftOf()
+}
+
+// TestNoPauseUnderAReadOfTheImage has a call pause a sandbox that waits for its image: it
+// is refused, counts nothing, and is had once the bytes have come.
+func TestNoPauseUnderAReadOfTheImage(t *testing.T) {
+	r := newWorkerRig(t, "cold", "--no-trace", "--read-timeout", "1m")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	c := r.client()
+	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task"}, "key")
+	check(t, err)
+	store := processesNamed(t, r.path("bin", "quarry")+"\x00serve\x00")
+	if len(store) != 1 {
+		t.Fatalf("stores: %v", store)
+	}
+	_, _, err = run(ctx, c, sb.ID, sandbox.ExecSpec{Shell: "cat /etc/passwd >/dev/null"}) // what these need is here
+	check(t, err)
+	check(t, syscall.Kill(store[0], syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(store[0], syscall.SIGCONT) })
+	_, err = c.Start(ctx, sb.ID, sandbox.ExecSpec{ID: "reads", Role: sandbox.ExecAgent, Shell: "echo reads; cat /usr/bin/git >/dev/null"})
+	check(t, err)
+	var said bytes.Buffer
+	for said.Len() == 0 && ctx.Err() == nil {
+		_, err = c.Output(ctx, sb.ID, "reads", "stdout", 0, &said)
+		check(t, err)
+	}
+	time.Sleep(200 * time.Millisecond) // it waits for its image by now
+	if _, err := c.Pause(ctx, sb.ID); !errors.Is(err, sandbox.ErrNotReady) {
+		t.Errorf("a pause under a read of the image: %v", err)
+	}
+	check(t, syscall.Kill(store[0], syscall.SIGCONT))
+	if st := done(t, c, sb.ID, "reads"); st.ExitCode == nil || *st.ExitCode != 0 {
+		t.Errorf("the command: %+v", st)
+	}
+	_, err = c.Pause(ctx, sb.ID)
+	check(t, err)
+	_, err = c.Resume(ctx, sb.ID)
+	check(t, err)
+	end, err := c.Delete(ctx, sb.ID)
+	check(t, err)
+	if end.Reason != sandbox.ReasonDeleted || end.Evidence.Pauses != 1 {
+		t.Errorf("its record: %+v", end)
 	}
 	r.nothingLeftOf()
 }
