@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -47,29 +48,34 @@ func TestBenchAgents(t *testing.T) {
 	}
 
 	out, svg := filepath.Join(dir, "out.json"), filepath.Join(dir, "out.svg")
-	said, err := bench("--arms", "paused,hibernate", "--duration", "1s", "--json", out, "--svg", svg).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, said)
+	type arm struct {
+		Arm      string
+		Steps    int
+		Live     int `json:"live_sandboxes"`
+		Checked  int
+		Pauses   int
+		Failures map[string]int
 	}
-	var rep struct {
-		Arms []struct {
-			Arm      string
-			Steps    int
-			Live     int `json:"live_sandboxes"`
-			Checked  int
-			Pauses   int
-			Failures map[string]int
+	stood := func(a arm) bool { return a.Steps == 0 || a.Pauses == 0 }
+	for n, duration := range []string{"1s", "1m"} { // a busy machine needs longer for a step
+		said, err := bench("--arms", "paused,hibernate", "--duration", duration, "--json", out, "--svg", svg).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, said)
 		}
-	}
-	raw, err := os.ReadFile(out)
-	check(t, err)
-	check(t, json.Unmarshal(raw, &rep))
-	if len(rep.Arms) != 2 {
-		t.Fatalf("%s", raw)
-	}
-	for _, a := range rep.Arms {
-		if a.Steps == 0 || a.Live != 2 || a.Checked != 2 || a.Pauses == 0 || len(a.Failures) > 0 {
-			t.Errorf("%+v\n%s", a, said)
+		var rep struct{ Arms []arm }
+		raw, err := os.ReadFile(out)
+		check(t, err)
+		check(t, json.Unmarshal(raw, &rep))
+		if len(rep.Arms) != 2 {
+			t.Fatalf("%s", raw)
+		}
+		for _, a := range rep.Arms {
+			if n > 0 && stood(a) || a.Live != 2 || a.Checked != 2 || len(a.Failures) > 0 {
+				t.Errorf("%+v\n%s", a, said)
+			}
+		}
+		if !slices.ContainsFunc(rep.Arms, stood) {
+			break
 		}
 	}
 	if raw, err := os.ReadFile(svg); err != nil || !bytes.HasPrefix(raw, []byte("<svg ")) {

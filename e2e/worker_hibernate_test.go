@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -74,12 +73,7 @@ func (r *napRig) again() {
 
 func (r *napRig) until(what string, ok func() bool) {
 	r.t.Helper()
-	for !ok() {
-		if r.ctx.Err() != nil {
-			r.t.Fatalf("%s: does not come about\n%s", what, r.logTail())
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	r.await(r.ctx, what, ok)
 }
 
 func (r *napRig) state(id string) sandbox.State {
@@ -152,7 +146,7 @@ func TestHibernated(t *testing.T) {
 			go func() { defer c.Close(); _, _ = io.Copy(c, c) }() // ends with the sandbox
 		}
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	shares := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(shares, "f"), []byte("shared"), 0o644))
@@ -203,12 +197,7 @@ func TestHibernated(t *testing.T) {
 // first packet of the answer, and by whoever holds the answer.
 func (r *napRig) waits() {
 	t := r.t
-	answers := make(chan string)
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { fmt.Fprint(w, <-answers) })}
-	t.Cleanup(func() { s.Close() })
-	var listener net.Listener
-	check(t, netns.Do(r.l.outside, func() (err error) { listener, err = net.Listen("tcp4", "203.0.113.10:8001"); return err }))
-	go s.Serve(listener) // ends with Close
+	answers := r.l.model("203.0.113.10:8001")
 	r.flags = append(r.flags, "--model-endpoint", "203.0.113.10:8001", "--paused-memory", "hibernate")
 	r.again()
 	sb, err := r.c.Create(r.ctx, sandbox.Spec{
@@ -228,7 +217,7 @@ func (r *napRig) waits() {
 			r.killWorker()
 		}
 		answer := fmt.Sprint("answer ", i)
-		answers <- answer
+		answers.give(r.ctx, answer)
 		if i == 2 {
 			r.startWorkerIn(r.l.node, r.flags...)
 			r.c = r.socketClient()
@@ -299,13 +288,21 @@ func (r *napRig) called(id string) {
 	_, err = r.c.Pause(r.ctx, id)
 	check(t, err)
 	r.wake(id)
-	if swaps, _ := os.ReadFile("/proc/swaps"); strings.Count(string(swaps), "\n") <= 1 { // another test's may have room
-		_, err = r.c.PauseFor(r.ctx, id, 10*time.Minute)
-		check(t, err)
-		r.until("a hibernation for a long wait", func() bool { return r.state(id) == sandbox.StateHibernated })
-		r.wake(id)
-	}
+	r.waitsLong(id)
 	r.hibernate(id) // and is deleted as it is
+}
+
+// waitsLong has one put to disk because its wait is long and there is no swap.
+func (r *napRig) waitsLong(id string) {
+	lock := swapLock(r.t) // another test's would have room
+	defer lock.Close()
+	if hasSwap() {
+		return // the machine's own
+	}
+	_, err := r.c.PauseFor(r.ctx, id, 10*time.Minute)
+	check(r.t, err)
+	r.until("a hibernation for a long wait", func() bool { return r.state(id) == sandbox.StateHibernated })
+	r.wake(id)
 }
 
 // refused has one go on that cannot be hibernated.

@@ -24,22 +24,38 @@ for i in range(1000):
     c.request("POST", "/", "question %d" % i)
     print(c.getresponse().read().decode(), flush=True)`
 
+// answers are what a model says, one after another.
+type answers struct {
+	t    *testing.T
+	next chan string
+}
+
+// give waits until somebody asks, and answers.
+func (a answers) give(ctx context.Context, answer string) {
+	a.t.Helper()
+	select {
+	case a.next <- answer:
+	case <-ctx.Done():
+		a.t.Fatalf("nobody asked for %q", answer)
+	}
+}
+
 // model serves a model outside, whose answers the test gives.
-func (l *netLab) model() (answers chan string) {
+func (l *netLab) model(addr string) answers {
 	l.t.Helper()
-	answers = make(chan string)
+	a := answers{l.t, make(chan string)}
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		select {
-		case a := <-answers:
-			fmt.Fprint(w, a)
+		case said := <-a.next:
+			fmt.Fprint(w, said)
 		case <-r.Context().Done():
 		}
 	})}
 	l.t.Cleanup(func() { s.Close() })
 	var listener net.Listener
-	check(l.t, netns.Do(l.outside, func() (err error) { listener, err = net.Listen("tcp4", "203.0.113.10:8000"); return err }))
+	check(l.t, netns.Do(l.outside, func() (err error) { listener, err = net.Listen("tcp4", addr); return err }))
 	go s.Serve(listener) // ends with Close
-	return answers
+	return a
 }
 
 // TestPausedForItsModel has a sandbox wait for its model: it is paused until the
@@ -47,10 +63,10 @@ func (l *netLab) model() (answers chan string) {
 // not left paused by a worker that is killed.
 func TestPausedForItsModel(t *testing.T) {
 	l := newNetLab(t)
-	answers := l.model()
+	answers := l.model("203.0.113.10:8000")
 	flags := []string{"--model-endpoint", "203.0.113.10:8000"}
 	r := newWorkerRigIn(t, l.node, "cold", flags...)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	c := r.socketClient()
 	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task", Network: sandbox.Policy{Allow: []sandbox.Rule{{CIDR: "203.0.113.10/32"}}}}, "key")
@@ -58,15 +74,7 @@ func TestPausedForItsModel(t *testing.T) {
 	_, err = c.Start(ctx, sb.ID, sandbox.ExecSpec{ID: "agent", Role: sandbox.ExecAgent, Argv: []string{"python3", "-c", asker}})
 	check(t, err)
 
-	until := func(what string, ok func() bool) {
-		t.Helper()
-		for !ok() {
-			if ctx.Err() != nil {
-				t.Fatalf("%s: does not come about\n%s", what, r.logTail())
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-	}
+	until := func(what string, ok func() bool) { t.Helper(); r.await(ctx, what, ok) }
 	state := func(want sandbox.State) func() bool {
 		return func() bool {
 			got, err := c.Get(ctx, sb.ID)
@@ -83,7 +91,7 @@ func TestPausedForItsModel(t *testing.T) {
 	for i := range 3 {
 		until("a pause", state(sandbox.StatePaused))
 		answer := fmt.Sprint("answer ", i)
-		answers <- answer
+		answers.give(ctx, answer)
 		until(answer, said(answer))
 	}
 
@@ -100,7 +108,7 @@ func TestPausedForItsModel(t *testing.T) {
 	// Somebody else wants it paused too: the answer alone does not resume it.
 	_, err = c.Pause(ctx, sb.ID)
 	check(t, err)
-	answers <- "held back"
+	answers.give(ctx, "held back")
 	time.Sleep(300 * time.Millisecond)
 	if !state(sandbox.StatePaused)() {
 		t.Error("the answer of a model resumed what a call had paused")
@@ -112,12 +120,12 @@ func TestPausedForItsModel(t *testing.T) {
 	// The answer comes while no worker runs.
 	until("a pause", state(sandbox.StatePaused))
 	r.killWorker()
-	answers <- "unseen"
+	answers.give(ctx, "unseen")
 	r.startWorkerIn(l.node, flags...)
 	c = r.socketClient()
 	until("an answer that nobody saw", said("unseen"))
 	until("a pause under the next worker", state(sandbox.StatePaused))
-	answers <- "seen"
+	answers.give(ctx, "seen")
 	until("the answer after it", said("seen"))
 
 	got, err := c.Get(ctx, sb.ID)
@@ -149,9 +157,9 @@ while True:
 // they are right once the store is there again.
 func TestTheStoreIsSilentAtAWake(t *testing.T) {
 	l := newNetLab(t)
-	answers := l.model()
+	answers := l.model("203.0.113.10:8000")
 	r := newWorkerRigIn(t, l.node, "cold", "--model-endpoint", "203.0.113.10:8000", "--no-trace", "--read-timeout", "2s")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	c := r.socketClient()
 	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task", Network: sandbox.Policy{Allow: []sandbox.Rule{{CIDR: "203.0.113.10/32"}}}}, "key")
@@ -192,7 +200,7 @@ func TestTheStoreIsSilentAtAWake(t *testing.T) {
 	}
 	check(t, syscall.Kill(store[0], syscall.SIGSTOP))
 	t.Cleanup(func() { _ = syscall.Kill(store[0], syscall.SIGCONT) })
-	answers <- "read"
+	answers.give(ctx, "read")
 	if got := says(0); got != "errno 5" {
 		t.Errorf("it says %q, want errno 5", got)
 	}
@@ -204,7 +212,7 @@ func TestTheStoreIsSilentAtAWake(t *testing.T) {
 	var whole bytes.Buffer
 	_, err = c.ReadFile(ctx, sb.ID, file, sandbox.ReadOptions{}, &whole)
 	check(t, err)
-	answers <- "read"
+	answers.give(ctx, "read")
 	if got, want := says(1), fmt.Sprintf("%x", sha256.Sum256(whole.Bytes())); got != want {
 		t.Errorf("it says %q, want %q", got, want)
 	}

@@ -38,6 +38,8 @@ const (
 	stepsPerKill    = 500
 	stepsPerOverrun = 300
 	stepsPerFlush   = 900
+	// pausePatience is for a slow machine: much longer than all of it takes.
+	pausePatience = 12 * time.Minute
 )
 
 // counter is an agent that asks its model one thing after another, and says what it was
@@ -124,7 +126,7 @@ func TestTenThousandPauses(t *testing.T) {
 	go server.Serve(listener) // ends with Close
 	flags := []string{"--model-endpoint", "203.0.113.10:8000"}
 	s.workerRig = newWorkerRigIn(t, l.node, "cold", flags...)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), pausePatience)
 	defer cancel()
 	c := s.socketClient()
 	var ids []string
@@ -138,7 +140,15 @@ func TestTenThousandPauses(t *testing.T) {
 	}
 	var all, faults errgroup.Group
 	done := make(chan struct{})
-	faults.Go(func() error { s.faults(done, flags); return nil })
+	faults.Go(func() error {
+		defer func() {
+			if t.Failed() { // nobody waits for a worker that does not come
+				cancel()
+			}
+		}()
+		s.faults(done, flags)
+		return nil
+	})
 	for i, id := range ids {
 		all.Go(func() error { return s.drive(ctx, id, fmt.Sprint(i), rand.New(rand.NewPCG(pauseSeed, uint64(i)))) })
 	}
@@ -153,17 +163,23 @@ func TestTenThousandPauses(t *testing.T) {
 	s.nothingLeftOf()
 }
 
-// awaitWorker waits while no worker runs.
-func (s *pauseStorm) awaitWorker() {
-	s.down.RLock()
-	defer s.down.RUnlock()
+// awaitWorker waits while no worker runs, until ctx ends.
+func (s *pauseStorm) awaitWorker(ctx context.Context) {
+	for !s.down.TryRLock() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	s.down.RUnlock()
 }
 
 // drive makes random steps with one sandbox.
 func (s *pauseStorm) drive(ctx context.Context, id, name string, dice *rand.Rand) error {
 	c := s.socketClient()
 	for s.steps.Add(1) <= pauseSteps {
-		s.awaitWorker()
+		s.awaitWorker(ctx)
 		what, err := s.step(ctx, c, id, name, dice)
 		switch {
 		case err == nil:
@@ -223,6 +239,14 @@ func (s *pauseStorm) step(ctx context.Context, c *client.Client, id, name string
 	return "look", err
 }
 
+// newWorker kills the worker and starts another. When that fails it ends the goroutine.
+func (s *pauseStorm) newWorker(flags []string) {
+	s.down.Lock()
+	defer s.down.Unlock()
+	s.killWorker()
+	s.startWorkerIn(s.lab.node, flags...)
+}
+
 // faults strikes the worker until done.
 func (s *pauseStorm) faults(done chan struct{}, flags []string) {
 	kill, overrun, flush := int64(stepsPerKill), int64(stepsPerOverrun), int64(stepsPerFlush)
@@ -235,10 +259,7 @@ func (s *pauseStorm) faults(done chan struct{}, flags []string) {
 		n := s.steps.Load()
 		if n >= kill {
 			kill += stepsPerKill
-			s.down.Lock()
-			s.killWorker()
-			s.startWorkerIn(s.lab.node, flags...)
-			s.down.Unlock()
+			s.newWorker(flags)
 			s.note("worker killed")
 		}
 		if n >= overrun {

@@ -119,14 +119,19 @@ func mkdir(t *testing.T, dir string) string {
 	return dir
 }
 
+// newWorker kills the worker and starts another. When that fails it ends the goroutine.
+func (s *callStorm) newWorker() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.r.killWorker()
+	s.r.startWorker()
+}
+
 // fault kills something of the worker.
 func (s *callStorm) fault(n int, dice *rand.Rand) {
 	switch n % 4 {
 	case 0, 2:
-		s.mu.Lock()
-		s.r.killWorker()
-		s.r.startWorker()
-		s.mu.Unlock()
+		s.newWorker()
 		s.note("worker killed")
 	case 1:
 		s.killOne("runsc-sandbox", dice)

@@ -30,6 +30,9 @@ type workerRig struct {
 	worker *exec.Cmd
 }
 
+// servePatience is how long a worker may take until it serves.
+const servePatience = 3 * time.Minute
+
 // newWorkerRig converts an image of QUARRY_IMAGES and starts a worker.
 func newWorkerRig(t *testing.T, image string, flags ...string) *workerRig {
 	t.Helper()
@@ -98,6 +101,8 @@ func (r *workerRig) startWorkerIn(netns string, flags ...string) {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(r.endWorker)
+	patience := time.AfterFunc(servePatience, func() { _ = r.worker.Process.Kill() })
+	defer patience.Stop()
 	line, err := bufio.NewReader(out).ReadString('\n')
 	url, ok := strings.CutPrefix(strings.TrimSpace(line), "listening on ")
 	if err != nil || !ok {
@@ -134,6 +139,17 @@ func run(ctx context.Context, c *client.Client, id string, e sandbox.ExecSpec) (
 		return 0, "", fmt.Errorf("exec %s has no exit code: %s %s", e.ID, a.Reason, a.Message)
 	}
 	return *a.ExitCode, string(a.Out) + string(a.Err), nil
+}
+
+// await waits until something is so, and fails when ctx ends before.
+func (r *workerRig) await(ctx context.Context, what string, ok func() bool) {
+	r.t.Helper()
+	for !ok() {
+		if ctx.Err() != nil {
+			r.t.Fatalf("%s: does not come about\n%s", what, r.logTail())
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 // nothingLeftOf ends the worker, which has no sandbox, and waits until no process,

@@ -15,6 +15,10 @@ func daemonOf(seconds string) string {
 	return "(setsid sleep " + seconds + " >/dev/null 2>&1 </dev/null &); "
 }
 
+// looked lets the holder find out that a command began alone before it is not any more:
+// the two run beside each other.
+const looked = "sleep 1; "
+
 // sleeping lists how long the sleeps in the guest are.
 func (r *rig) sleeping() []string {
 	r.Helper()
@@ -25,15 +29,15 @@ func (r *rig) sleeping() []string {
 // A command that began alone takes its daemons along at its timeout.
 func TestADaemonDoesNotOutliveATimeout(t *testing.T) {
 	r := newRig(t)
-	for range 3 {
-		st := r.run(sandbox.ExecSpec{Timeout: 1000}, daemonOf("70")+daemonOf("71")+"sleep 72")
+	for range 2 {
+		st := r.run(sandbox.ExecSpec{Timeout: 3000}, looked+daemonOf("70")+daemonOf("71")+"sleep 72")
 		if st.Reason != sandbox.ExecReasonTimeout {
 			t.Error(describe(st))
 		}
 		r.wantNobody()
 	}
 	// One that ends by itself leaves them, and they are not the next one's.
-	r.run(sandbox.ExecSpec{Timeout: 60_000}, daemonOf("73")+"true")
+	r.run(sandbox.ExecSpec{Timeout: 60_000}, looked+daemonOf("73")+"true")
 	r.run(sandbox.ExecSpec{Timeout: 1000}, "sleep 74")
 	if got := r.sleeping(); !slices.Equal(got, []string{"73"}) {
 		t.Errorf("left are %v, want what an earlier command has left", got)
@@ -43,7 +47,7 @@ func TestADaemonDoesNotOutliveATimeout(t *testing.T) {
 // What others have begun beside a command is theirs.
 func TestADaemonOfAnotherOutlivesATimeout(t *testing.T) {
 	r := newRig(t)
-	id := r.start(sandbox.ExecSpec{Timeout: 2000}, "echo ready; sleep 70").ID
+	id := r.start(sandbox.ExecSpec{Timeout: 5000}, looked+"echo ready; sleep 70").ID
 	r.waitOutput(id, "ready")
 	r.run(sandbox.ExecSpec{}, daemonOf("71")+"true")
 	if st := r.wait(id); st.Reason != sandbox.ExecReasonTimeout {
@@ -68,7 +72,7 @@ func TestAHelperOutlivesATimeout(t *testing.T) {
 	}
 	defer in.Close()
 	defer feed.Close()
-	id := r.start(sandbox.ExecSpec{Timeout: 1500}, daemonOf("72")+"echo ready; sleep 73").ID
+	id := r.start(sandbox.ExecSpec{Timeout: 5000}, looked+daemonOf("72")+"echo ready; sleep 73").ID
 	r.waitOutput(id, "ready")
 	code := make(chan int, 1)
 	go func() { // ends with feed

@@ -1,12 +1,14 @@
 package holder_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -200,7 +202,10 @@ func onSmallDisk(t *testing.T, size string) holder.Config {
 func TestADiskThatFills(t *testing.T) {
 	r := startRig(t, onSmallDisk(t, "250m"))
 	r.run(sandbox.ExecSpec{}, "yes | head -c 100000000 > /tmp/f")
-	for range 20 {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	defer cancel()
+	r.ctx = ctx
+	for until := time.Now().Add(patience); time.Now().Before(until); {
 		if err := r.c.Pause(r.ctx, false); err != nil {
 			t.Fatal(err)
 		}
