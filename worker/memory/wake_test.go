@@ -269,7 +269,12 @@ func TestWhatIsNotUsedStaysInSwap(t *testing.T) {
 		box := s.sandbox("one")
 		box.Processes = s.processes
 		w.Add(box, time.Now(), time.Time{})
-		w.Reclaim(t.Context(), 1<<40)
+		for more := int64(1 << 20); more >= 1<<20; { // a busy disk takes it in parts
+			more = 0
+			for _, x := range w.Reclaim(t.Context(), 1<<40) {
+				more += x.Bytes()
+			}
+		}
 		got, err := w.Wake(t.Context(), "one")
 		if err != nil {
 			t.Error(err)
