@@ -81,8 +81,6 @@ type memoryRig struct {
 
 func newMemoryRig(t *testing.T, limit int64, flags ...string) *memoryRig {
 	t.Helper()
-	dir := need.ShortDir(t)
-	swapFile(t, dir, 1<<30)
 	r := &memoryRig{workerRig: newWorkerRig(t, "cold", flags...), flags: flags}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(cancel)
@@ -167,6 +165,7 @@ func (r *memoryRig) settings(id string) string {
 // is killed while it takes it.
 func TestPausedMemoryServesOthers(t *testing.T) {
 	const mib = 1 << 20
+	swapFile(t, need.ShortDir(t), 1<<30)
 	r := newMemoryRig(t, 448*mib, "--memory-low", "128M", "--memory-high", "192M")
 	const idle, called = 0, 1 // who is paused by nobody but the worker, and the first that a call pauses
 	ids := []string{r.create(300), r.create(0), r.create(0)}
@@ -267,6 +266,48 @@ func TestPausedMemoryServesOthers(t *testing.T) {
 	}
 	if found, _ := filepath.Glob(r.path("w", "node", "*", "reclaim")); len(found) > 0 {
 		t.Errorf("journals are left: %s", fmt.Sprint(found))
+	}
+	r.nothingLeftOf()
+}
+
+// TestWithoutSwapTheLargestGoesToDisk has memory wanted where there is no swap to put it:
+// of those that are paused, the one that has most goes to disk, the others stay as they
+// are, and all that they had is right when they run again.
+func TestWithoutSwapTheLargestGoesToDisk(t *testing.T) {
+	const mib = 1 << 20
+	need.Root(t)
+	lock := swapLock(t)
+	t.Cleanup(func() { lock.Close() })
+	if hasSwap() {
+		need.Missing(t, "a machine without swap")
+	}
+	r := newMemoryRig(t, 448*mib, "--memory-low", "128M", "--memory-high", "160M", "--hibernate-after", "1s")
+	small, large := r.create(0), r.create(0)
+	sums := map[string]string{}
+	for id, size := range map[string]string{small: "36M", large: "96M"} {
+		sums[id] = r.sh(id, "head -c "+size+" /dev/urandom >/dev/shm/data && sha256sum /dev/shm/data")
+		_, err := r.c.Pause(r.ctx, id)
+		check(t, err)
+	}
+	needy := r.create(0)
+	r.sh(needy, "head -c 150M /dev/zero >/dev/shm/data")
+	r.until("the largest on disk", r.state(large, sandbox.StateHibernated))
+	if !r.state(small, sandbox.StatePaused)() {
+		t.Error("the smaller one is not just paused any more")
+	}
+	_, err := r.c.Delete(r.ctx, needy)
+	check(t, err)
+	for _, id := range []string{small, large} {
+		_, err := r.c.Resume(r.ctx, id)
+		check(t, err)
+		if got := r.sh(id, "sha256sum /dev/shm/data"); got != sums[id] {
+			t.Errorf("a sandbox's memory came back as another: %s, was %s", got, sums[id])
+		}
+		end, err := r.c.Delete(r.ctx, id)
+		check(t, err)
+		if end.Reason != sandbox.ReasonDeleted {
+			t.Errorf("its record says %+v", end)
+		}
 	}
 	r.nothingLeftOf()
 }
