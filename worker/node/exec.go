@@ -228,14 +228,14 @@ func (n *Node) WaitExec(ctx context.Context, id, exec string, out, errOut int64)
 	return st, b.explain(ctx, err)
 }
 
-// deadPatience is how long after a command's status was lost its sandbox's end may
-// become known.
-const deadPatience = time.Second
+// deadPatience is how long after a command's status was lost, or its sandbox's memory was
+// used up, the end of that may become known.
+const deadPatience = explainPatience
 
-// endedUnder is sandbox.ErrEnded for a command that was lost with its sandbox: how that
-// ended, and who is to blame, is what its caller asks.
+// endedUnder is sandbox.ErrEnded for a command that was lost with its sandbox, or failed
+// as that ran out of memory: how it ended, and who is to blame, is what its caller asks.
 func (b *box) endedUnder(ctx context.Context, st sandbox.ExecState) error {
-	if st.State != sandbox.ExecUnknown || st.Reason != sandbox.ExecReasonLost {
+	if !endsWithAll(st, b.oomKills) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadPatience)
@@ -244,6 +244,37 @@ func (b *box) endedUnder(ctx context.Context, st sandbox.ExecState) error {
 		return nil
 	}
 	return fmt.Errorf("%w: under exec %s", sandbox.ErrEnded, st.ID)
+}
+
+// endsWithAll reports whether a command ended because its sandbox ends, or may have. The
+// kernel may kill the guest's process for want of memory before the Sentry, which then
+// tells of a signal like any other; the kernel counts first.
+func endsWithAll(st sandbox.ExecState, oomKills func() int64) bool {
+	switch st.State {
+	case sandbox.ExecUnknown:
+		return st.Reason == sandbox.ExecReasonLost
+	case sandbox.ExecExited:
+		failed := st.Signal != 0 || st.ExitCode != nil && *st.ExitCode != 0
+		return failed && oomKills() > 0
+	}
+	return false
+}
+
+// oomKills counts the sandbox's processes that were killed for want of memory, each of
+// which ends it.
+func (b *box) oomKills() int64 {
+	if b.group == nil {
+		return 0
+	}
+	f, err := b.group.Read()
+	if err == nil {
+		return f.OOMKills
+	}
+	var over *sandbox.EndedError // whose group is removed
+	if _, err := b.n.box(b.id); errors.As(err, &over) {
+		return over.End.Evidence.OOMKills
+	}
+	return 0
 }
 
 // Execs implements sandbox.Node.
