@@ -93,7 +93,7 @@ func TestAMountThatDiesStandsInTheRecord(t *testing.T) {
 	if err == nil && a.Infra == "" || err != nil && !errors.Is(err, sandbox.ErrEnded) {
 		t.Errorf("a command on a dead image: %+v, %v", a, err)
 	}
-	for range 200 {
+	for range 1200 {
 		if got, err := c.Get(ctx, sb.ID); err != nil || got.State == sandbox.StateEnded {
 			break
 		}

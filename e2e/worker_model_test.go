@@ -228,7 +228,7 @@ func TestTheStoreIsSilentAtAWake(t *testing.T) {
 // is refused, counts nothing, and is had once the bytes have come.
 func TestNoPauseUnderAReadOfTheImage(t *testing.T) {
 	r := newWorkerRig(t, "cold", "--no-trace", "--read-timeout", "1m")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	c := r.client()
 	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task"}, "key")
@@ -248,7 +248,7 @@ func TestNoPauseUnderAReadOfTheImage(t *testing.T) {
 		_, err = c.Output(ctx, sb.ID, "reads", "stdout", 0, &said)
 		check(t, err)
 	}
-	time.Sleep(200 * time.Millisecond) // it waits for its image by now
+	time.Sleep(time.Second) // it waits for its image by now
 	if _, err := c.Pause(ctx, sb.ID); !errors.Is(err, sandbox.ErrNotReady) {
 		t.Errorf("a pause under a read of the image: %v", err)
 	}

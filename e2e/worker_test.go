@@ -158,7 +158,7 @@ func (r *workerRig) nothingLeftOf() {
 	r.t.Helper()
 	r.endWorker()
 	var left []string
-	for n := range 400 {
+	for n := range 1200 {
 		if left = r.sandboxesLeft(); len(left) == 0 {
 			return
 		}
