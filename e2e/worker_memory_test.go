@@ -289,6 +289,7 @@ func TestWithoutSwapTheLargestGoesToDisk(t *testing.T) {
 		_, err := r.c.Pause(r.ctx, id)
 		check(t, err)
 	}
+	time.Sleep(1500 * time.Millisecond) // both have been paused for --hibernate-after
 	needy := r.create(0)
 	r.sh(needy, "head -c 150M /dev/zero >/dev/shm/data")
 	r.until("the largest on disk", r.state(large, sandbox.StateHibernated))
