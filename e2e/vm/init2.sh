@@ -23,6 +23,7 @@ for share in vm host; do
 	mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288 $share /$share || fail "cannot mount the shared folder $share"
 done
 cd /host
+echo >/vm/begun
 sh /vm/script
 status=$?
 cd /

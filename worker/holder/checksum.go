@@ -173,6 +173,17 @@ func openDirect(path string) (*os.File, error) {
 	return f, err
 }
 
+// readsDirect reports whether a file can be read past the page cache: some file systems
+// cannot, such as tmpfs before Linux 6.6, and runsc fails there when it is told to.
+func readsDirect(path string) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
+}
+
 // readBlock reads n bytes. What is asked for is aligned, so it may be more.
 func readBlock(f *os.File, buf []byte, n, at int64) error {
 	ask := buf[:(n+directAlign-1)/directAlign*directAlign]

@@ -91,3 +91,11 @@ func BenchmarkVerify(b *testing.B) {
 		}
 	}
 }
+
+func TestWhatCannotBeReadPastThePageCache(t *testing.T) {
+	for _, path := range []string{"/proc/self/status", filepath.Join(t.TempDir(), "none")} {
+		if readsDirect(path) {
+			t.Errorf("%s can be read past the page cache", path)
+		}
+	}
+}

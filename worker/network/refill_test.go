@@ -15,6 +15,7 @@ import (
 	"quarry/internal/netns"
 	"quarry/worker/network"
 	"quarry/worker/sandbox"
+	"quarry/worker/sentry/sentrytest"
 )
 
 // TestARestoredGuestIsConnected has a guest put to disk in the middle of a connection
@@ -87,7 +88,7 @@ func TestARestoredGuestIsConnected(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(1500 * time.Millisecond)
-	defer begin(second, "restore", "--image-path="+image, "--direct")()
+	defer begin(second, sentrytest.RestoreArgs(image)...)()
 	await(t, func() bool { return exec.Command(need.Tool(t, "runsc"), "--root="+second, "ps", g.ID).Run() == nil })
 	for range 2 { // the second time there is nothing to do
 		if err := g.Reopen(); err != nil {

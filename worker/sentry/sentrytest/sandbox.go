@@ -154,7 +154,18 @@ func StartIn(t testing.TB, root string) Sandbox {
 func (s Sandbox) Restore(t testing.TB, image string) Sandbox {
 	t.Helper()
 	End(t, s.dir)
-	return begin(t, s.dir, "restored", "restore", "--direct", "--image-path", image)
+	return begin(t, s.dir, "restored", RestoreArgs(image)...)
+}
+
+// RestoreArgs are those of runsc that restore from a checkpoint: past the page cache where
+// the file system can, as runsc fails where it cannot.
+func RestoreArgs(image string) []string {
+	args := []string{"restore", "--image-path", image}
+	if f, err := os.OpenFile(filepath.Join(image, "pages.img"), os.O_RDONLY|unix.O_DIRECT, 0); err == nil {
+		f.Close()
+		args = append(args, "--direct")
+	}
+	return args
 }
 
 // begin has runsc start a sandbox of the bundle in dir, with its state in a folder there.
