@@ -26,6 +26,7 @@ CRANE := github.com/google/go-containerregistry/cmd/crane@v0.22.1
 REGCTL := github.com/regclient/regclient/cmd/regctl@v0.11.7
 DISTRIBUTION := github.com/distribution/distribution/v3/cmd/registry@v3.1.2
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils libnbd-bin nbdkit qemu-utils attr zstd openssl util-linux busybox-static procps \
 	qemu-system-x86 kmod cpio xz-utils libcap2-bin mmdebstrap fio python3-libnbd python3-requests nginx-light buildah chromium fonts-dejavu-core
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
@@ -36,12 +37,21 @@ SOURCES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cac
 demo: setup build pair
 	go run ./e2e/demo
 
+# A test that fails is run again, up to twice: the tests start thousands of processes on
+# machines that others use too. What was run again is listed with how often it failed,
+# and is a defect to mend. More than three failures, a data race, a panic and a package
+# that takes too long are failures at once.
+RERUN = $(BIN)/gotestsum --format standard-quiet --rerun-fails=2 --rerun-fails-max-failures=3 --rerun-fails-run-root-test \
+	--rerun-fails-abort-on-data-race --rerun-fails-report $(QUARRY_ARTIFACTS)/rerun-$(1).txt --packages
+
 # The programs' own tests come after the packages': both want the whole machine. What
 # they run are the built programs, which -race does not see into.
-test: setup build images lint
-	CGO_ENABLED=1 go test -race -timeout 20m $$(go list ./... | grep -v /e2e)
+test: setup build images lint $(BIN)/gotestsum
+	@mkdir -p $(QUARRY_ARTIFACTS) && rm -f $(QUARRY_ARTIFACTS)/rerun-*.txt
+	CGO_ENABLED=1 $(call RERUN,packages) "$$(go list ./... | grep -v /e2e)" -- -race -timeout 20m
 	go test -timeout 20m -count=1 -run Simulation ./store/gc
-	go test -timeout 20m -p 1 ./e2e/...
+	$(call RERUN,e2e) ./e2e/... -- -timeout 20m -p 1
+	@echo "tests that were run again:"; cat $(QUARRY_ARTIFACTS)/rerun-*.txt 2>/dev/null || echo none
 
 # Unit and package tests alone, quick, without the built programs.
 unit:
@@ -167,6 +177,11 @@ $(BIN)/registry:
 $(BIN)/staticcheck:
 	@mkdir -p $(BIN)
 	cd / && GOBIN=$(BIN) go install $(STATICCHECK)
+
+# Runs tests, and those that fail once more.
+$(BIN)/gotestsum:
+	@mkdir -p $(BIN)
+	cd / && GOBIN=$(BIN) go install $(GOTESTSUM)
 
 # Two independent builds of each of two real images: debian, and debian-again with
 # another tar order and one more package; cold, with what a task needs, and
