@@ -81,6 +81,10 @@ func TestFilesThroughTheAPI(t *testing.T) {
 	if !bytes.Equal(down.Bytes(), again.Bytes()) {
 		t.Error("the same files are another tar")
 	}
+	// It fails behind the folder, whose bytes have been sent.
+	if err := c.TarDown(ctx, id, sandbox.TarOptions{Path: "/tmp/t", MaxBytes: 1}, io.Discard); !errors.Is(err, sandbox.ErrTooLarge) {
+		t.Errorf("a tar of more than was asked for: %v", err)
+	}
 	var bad bytes.Buffer
 	tw := tar.NewWriter(&bad)
 	check(t, tw.WriteHeader(&tar.Header{Name: "../out", Typeflag: tar.TypeReg, Mode: 0o644}))

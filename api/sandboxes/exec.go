@@ -268,7 +268,9 @@ func (h *Handler) follow(c call, kind string, out, errOff int64, st *sandbox.Exe
 			}
 		}
 		if err != nil {
-			_ = s.write(frame(Frame{T: "error", Error: toError(err)}))
+			e := toError(err)
+			e.about(c)
+			_ = s.write(frame(Frame{T: "error", Error: e}))
 			return err
 		}
 	}
@@ -315,7 +317,9 @@ func (h *Handler) output(c call) error {
 	}
 	head := c.w.Header()
 	head.Set("Content-Type", "application/octet-stream")
-	head.Set("Content-Length", strconv.FormatInt(o.Kept-offset, 10))
+	if !c.w.trailing(c.r) { // a length leaves no room for trailers
+		head.Set("Content-Length", strconv.FormatInt(o.Kept-offset, 10))
+	}
 	head.Set(HeaderNext, strconv.FormatInt(o.Kept, 10))
 	head.Set(HeaderDropped, strconv.FormatInt(o.Dropped, 10))
 	head.Set(HeaderClosed, strconv.FormatBool(o.Closed))
@@ -323,9 +327,13 @@ func (h *Handler) output(c call) error {
 	if o.Kept == offset {
 		return nil
 	}
-	_, err = h.cfg.Node.Output(c.r.Context(), c.id, c.exec, name, offset, &cutWriter{c.w, o.Kept - offset})
+	w := &cutWriter{c.w, o.Kept - offset}
+	_, err = h.cfg.Node.Output(c.r.Context(), c.id, c.exec, name, offset, w)
 	if errors.Is(err, errFull) {
 		err = nil
+	}
+	if err == nil && w.left > 0 {
+		return fmt.Errorf("%w: %d bytes less came than were kept: output of later commands has just taken their place", sandbox.ErrNotReady, w.left)
 	}
 	return err
 }

@@ -103,7 +103,7 @@ func (s *fileSender) begin(fi sandbox.FileInfo, o sandbox.ReadOptions) error {
 		return nil
 	}
 	s.head()
-	s.c.w.Header().Set("Trailer", HeaderSHA256)
+	s.c.w.trailing(s.c.r, HeaderSHA256)
 	// A length of its own would leave no room for a trailer in HTTP/1.1.
 	s.c.w.WriteHeader(s.status())
 	return nil
@@ -240,7 +240,7 @@ func (h *Handler) tarDown(c call) error {
 		return err
 	}
 	c.w.Header().Set("Content-Type", "application/x-tar")
-	c.w.Header().Set("Trailer", HeaderSHA256)
+	c.w.trailing(c.r, HeaderSHA256)
 	sum := sha256.New()
 	o := sandbox.TarOptions{Path: path, Exclude: c.q["exclude"], MaxBytes: most}
 	if err := h.cfg.Node.TarDown(c.r.Context(), c.id, o, io.MultiWriter(sum, c.w)); err != nil {

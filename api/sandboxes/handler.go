@@ -118,14 +118,16 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		w.body(r)
 		err = rt.serve(h, c)
 	}
-	begun := w.wrote
+	begun, cut := w.wrote, false
 	if err != nil {
 		e := toError(err)
+		e.about(c)
 		h.metrics.refused(e.Code)
 		if begun {
 			w.status = e.Status // what it would have been, for metrics and log
+			cut = !w.tell(e)
 		} else {
-			h.writeError(c, e, id)
+			h.writeError(c, e)
 		}
 	}
 	took := time.Since(start)
@@ -139,7 +141,7 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	default:
 		h.log.DebugContext(r.Context(), "request served", attrs...)
 	}
-	if err != nil && begun {
+	if cut {
 		panic(http.ErrAbortHandler) // a body that cannot be finished must not look complete
 	}
 }
@@ -176,12 +178,9 @@ func (h *Handler) authorize(rt *route, c call) error {
 }
 
 // writeError answers a request that failed before anything was sent.
-func (h *Handler) writeError(c call, e *Error, requestID string) {
+func (h *Handler) writeError(c call, e *Error) {
 	w := c.w
-	e.RequestID = requestID
-	if e.SandboxID == "" {
-		e.SandboxID = c.id
-	}
+	w.Header().Del("Trailer") // of the answer that it would have been
 	if e.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64(math.Ceil(e.RetryAfter.Seconds())), 10))
 	}
@@ -197,6 +196,14 @@ func (h *Handler) writeError(c call, e *Error, requestID string) {
 	duplex := w.ctl.EnableFullDuplex()    // the answer does not wait for the body then
 	if w.json(e.Status, errorBody{e}) == nil && w.flush() == nil && duplex == nil {
 		w.drain(c.r, h.stopping)
+	}
+}
+
+// about says of which request an error is.
+func (e *Error) about(c call) {
+	e.RequestID = c.w.Header().Get(HeaderRequestID)
+	if e.SandboxID == "" {
+		e.SandboxID = c.id
 	}
 }
 

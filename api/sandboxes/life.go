@@ -202,11 +202,27 @@ func (h *Handler) events(c call) error {
 		}
 		return s.write(fmt.Appendf(nil, "id: %d\nevent: %s\ndata: %s\n\n", e.Sequence, e.Type, b))
 	})
-	if ctx.Err() != nil {
-		return nil // the client or the server has ended it
+	if c.r.Context().Err() != nil {
+		return nil // the client has ended it
+	}
+	over := ctx.Err() != nil
+	if over {
+		err = fmt.Errorf("%w: the server ends: ask again for what comes after the last event", sandbox.ErrNotReady)
+	}
+	e := toError(err)
+	e.about(c)
+	if b, jerr := json.Marshal(e); jerr == nil {
+		_ = s.write(fmt.Appendf(nil, "event: %s\ndata: %s\n\n", EventError, b))
+	}
+	if over {
+		return nil
 	}
 	return err
 }
+
+// EventError is the last of a stream of events that its server ends: an Error, and no
+// event of a sandbox, so that it has no number.
+const EventError = "error"
 
 func (h *Handler) node(c call) error {
 	s, err := h.cfg.Node.Status(c.r.Context())

@@ -21,6 +21,7 @@ type response struct {
 	status int
 	bytes  int64
 	wrote  bool
+	tells  bool // the client reads trailers, and HeaderError is one
 	in     *requestBody
 }
 

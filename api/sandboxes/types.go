@@ -13,6 +13,10 @@ const (
 	// HeaderSHA256 is the SHA-256 of a body in hex: of the part that is sent when it
 	// is one. It is a trailer of answers above MaxHashed bytes.
 	HeaderSHA256 = "X-Content-Sha256"
+	// HeaderError is the trailer of an answer that fails after its first byte: the Error,
+	// as JSON in ASCII. Who says TE: trailers gets it; for others, who may take an answer
+	// that has an end for a whole one, the connection is cut.
+	HeaderError = "Quarry-Error"
 	// HeaderInfo is the FileInfo of a file that is sent, as JSON.
 	HeaderInfo = "Quarry-File"
 	// HeaderNext is the offset after what an answer has of an output, HeaderDropped how

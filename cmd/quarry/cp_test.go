@@ -4,12 +4,19 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"quarry/api/sandboxes"
+	"quarry/api/sandboxes/client"
+	"quarry/worker/sandbox"
 )
 
 // A link in the place of a folder leads nowhere, and the error names it.
@@ -39,6 +46,34 @@ func TestACopySaysWhichLinkIsInItsWay(t *testing.T) {
 		if all, err := os.ReadDir(out); err != nil || len(all) > 0 {
 			t.Errorf("%s: %v came out, %v", h.Name, all, err)
 		}
+	}
+}
+
+// A copy that the worker cannot finish says what the worker does, not how the connection ended.
+func TestACopyThatFailsInTheMiddleSaysWhy(t *testing.T) {
+	var files bytes.Buffer
+	w := tar.NewWriter(&files)
+	if err := errors.Join(w.WriteHeader(&tar.Header{Name: "f", Typeflag: tar.TypeReg, Size: 4}), w.Flush()); err == nil {
+		t.Fatal("half a file is whole")
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/stat") {
+			fmt.Fprint(w, `{"type":"directory"}`)
+			return
+		}
+		w.Header().Set("Trailer", sandboxes.HeaderError)
+		_, _ = w.Write(files.Bytes())
+		w.Header().Set(sandboxes.HeaderError, `{"code":"file_stuck","message":"f: it changed while it was read"}`)
+	}))
+	defer srv.Close()
+	c, err := client.New(client.Config{URL: srv.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := copyOptions{most: byteSize{bytes: 1 << 20}}
+	err = o.copyOut(t.Context(), c, "s1", "/d", t.TempDir(), io.Discard, io.Discard)
+	if !errors.Is(err, sandbox.ErrFileStuck) || !strings.HasSuffix(err.Error(), "it changed while it was read") {
+		t.Error(err)
 	}
 }
 

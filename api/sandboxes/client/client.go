@@ -94,6 +94,7 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 			req.Header.Set("Expect", "100-continue")
 		}
 	}
+	req.Header.Set("TE", "trailers") // what fails in the middle says why
 	for k, v := range r.header {
 		req.Header.Set(k, v)
 	}
@@ -134,6 +135,24 @@ func readError(resp *http.Response) error {
 		e.RetryAfter = time.Duration(s) * time.Second
 	}
 	return withEnd(e)
+}
+
+// failed is the error that an answer's trailers have, read after its last byte: why the
+// worker could not send it whole. It is nil when there is none.
+func failed(resp *http.Response) error {
+	if text := resp.Trailer.Get(sandboxes.HeaderError); text != "" {
+		return told([]byte(text))
+	}
+	return nil
+}
+
+// told is the error that an answer ends with.
+func told(text []byte) error {
+	var e sandboxes.Error
+	if err := json.Unmarshal(text, &e); err != nil || e.Code == "" {
+		return fmt.Errorf("%w, for a reason that cannot be read: %q", ErrCutOff, text)
+	}
+	return withEnd(&e)
 }
 
 // withEnd makes an answer with a record an error that has it.
@@ -303,5 +322,6 @@ func (c *Client) Drain(ctx context.Context, end bool) (sandbox.NodeStatus, error
 	return call[sandbox.NodeStatus](ctx, c, request{method: http.MethodPost, path: "/v1/node/drain"}, sandboxes.DrainRequest{End: end})
 }
 
-// ErrCutOff says that a stream ended without saying how the command did.
+// ErrCutOff says that a stream ended without saying how the command did, or why it is
+// not whole.
 var ErrCutOff = errors.New("the stream of the worker breaks off")

@@ -88,7 +88,8 @@ func take(f sandboxes.Frame, at *int64, w io.Writer) error {
 	return err
 }
 
-// Output copies what is kept of a stream from an offset on, and returns the next one.
+// Output copies what is kept of a stream from an offset on, and returns the next one,
+// after an error too. Errors: ErrCutOff, and what the worker says that failed.
 func (c *Client) Output(ctx context.Context, id, exec, stream string, offset int64, w io.Writer) (int64, error) {
 	q := url.Values{"stream": {stream}, "offset": {strconv.FormatInt(offset, 10)}}
 	resp, err := c.do(ctx, request{method: http.MethodGet, path: at(id, "exec", exec, "output"), query: q})
@@ -96,7 +97,13 @@ func (c *Client) Output(ctx context.Context, id, exec, stream string, offset int
 		return offset, err
 	}
 	defer resp.Body.Close()
-	n, err := io.Copy(w, resp.Body)
+	n, err := io.Copy(w, body{resp.Body})
+	if err == nil {
+		err = failed(resp)
+	}
+	if next := resp.Header.Get(sandboxes.HeaderNext); err == nil && next != strconv.FormatInt(offset+n, 10) {
+		err = fmt.Errorf("%w: it ends at %d, where the worker says %q", ErrCutOff, offset+n, next)
+	}
 	return offset + n, err
 }
 
@@ -120,6 +127,7 @@ func (c *Client) Resize(ctx context.Context, id, exec string, w sandbox.Window) 
 }
 
 // Events calls fn with each event after a sequence number until ctx or the worker ends.
+// Errors: ErrCutOff, and what the worker says when it ends the stream.
 func (c *Client) Events(ctx context.Context, after uint64, id string, fn func(sandbox.Event) error) error {
 	q := url.Values{"after": {strconv.FormatUint(after, 10)}}
 	set(q, "sandbox", id)
@@ -130,10 +138,17 @@ func (c *Client) Events(ctx context.Context, after uint64, id string, fn func(sa
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
+	kind := ""
 	for lines.Scan() {
+		if name, ok := cutPrefix(lines.Bytes(), "event: "); ok {
+			kind = string(name)
+		}
 		data, ok := cutPrefix(lines.Bytes(), "data: ")
 		if !ok {
 			continue
+		}
+		if kind == sandboxes.EventError {
+			return told(data)
 		}
 		var e sandbox.Event
 		if err := json.Unmarshal(data, &e); err != nil {

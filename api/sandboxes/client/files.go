@@ -44,10 +44,14 @@ func (c *Client) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOp
 	return fi, verified(resp, w)
 }
 
-// verified copies a body and compares its digest, which is a header or a trailer.
+// verified copies a body and compares its digest, which is a header or a trailer. In the
+// place of the digest the worker may say why there is no more of it.
 func verified(resp *http.Response, w io.Writer) error {
 	sum := sha256.New()
-	if _, err := io.Copy(io.MultiWriter(sum, w), resp.Body); err != nil {
+	if _, err := io.Copy(io.MultiWriter(sum, w), body{resp.Body}); err != nil {
+		return err
+	}
+	if err := failed(resp); err != nil {
 		return err
 	}
 	want := resp.Header.Get(sandboxes.HeaderSHA256)
@@ -58,6 +62,17 @@ func verified(resp *http.Response, w io.Writer) error {
 		return fmt.Errorf("%w: sha256 %s came, the worker says %q", sandbox.ErrDigest, got, want)
 	}
 	return nil
+}
+
+// body is a body whose errors are ErrCutOff too.
+type body struct{ io.Reader }
+
+func (b body) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		err = fmt.Errorf("%w: %w", ErrCutOff, err)
+	}
+	return n, err
 }
 
 // WriteFile writes a file and compares what the worker has written with what was sent.
