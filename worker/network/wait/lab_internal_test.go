@@ -51,6 +51,12 @@ func TestMain(m *testing.M) {
 	}
 }
 
+// patientRTO is after how many milliseconds the model's kernel repeats what nobody has
+// acknowledged. By default that is a matter of few, and a guest whose processors are
+// busy acknowledges later what it has. So it repeats nothing but what the guest's
+// acknowledgements of other bytes say is missing, or what is lost without a trace.
+const patientRTO = 10_000
+
 // lab is the model's namespace, beside the node's.
 type lab struct {
 	dir, model string
@@ -78,7 +84,10 @@ func makeLab() (*lab, error) {
 	err = errors.Join(
 		netns.Make(l.model), up("lo", ""),
 		pair("mdl0", "198.51.100.1/24", l.model, "198.51.100.2/24"),
-		netns.Do(l.model, func() error { return route("198.51.100.1") }),
+		netns.Do(l.model, func() error {
+			return errors.Join(netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("198.51.100.1"), RtoMin: patientRTO, RtoMinLock: true}),
+				os.WriteFile("/proc/sys/net/ipv4/tcp_early_retrans", []byte("0"), 0))
+		}),
 		os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
 	return l, err
 }
@@ -200,21 +209,42 @@ func (g *guest) set(fn func()) {
 	g.change = make(chan struct{})
 }
 
+// patience is how long a test waits for what has to come, on a machine that has much
+// else to do.
+const patience = time.Minute
+
 // until waits for what ok says of the guest.
 func (g *guest) until(what string, ok func() bool) {
 	g.t.Helper()
-	deadline := time.After(20 * time.Second)
+	if !g.comes(ok) {
+		g.t.Fatalf("%s: not so within %s", what, patience)
+	}
+}
+
+// comes is until for those who do not run the test.
+func (g *guest) comes(ok func() bool) bool {
+	deadline := time.After(patience)
 	for {
 		g.mu.Lock()
 		yes, change := ok(), g.change
 		g.mu.Unlock()
 		if yes {
-			return
+			return true
 		}
 		select {
 		case <-change:
 		case <-deadline:
-			g.t.Fatalf("%s: not so within 20 s", what)
+			return false
+		}
+	}
+}
+
+// eventually waits for what nobody tells.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not so within %s", what, patience)
 		}
 	}
 }
@@ -231,7 +261,7 @@ func (g *guest) woken(n int) woke {
 }
 
 // dial connects from the guest's namespace.
-func (g *guest) dial(to netip.AddrPort) (net.Conn, error) { return g.dialFor(to, 10*time.Second) }
+func (g *guest) dial(to netip.AddrPort) (net.Conn, error) { return g.dialFor(to, patience) }
 
 func (g *guest) dialFor(to netip.AddrPort, limit time.Duration) (c net.Conn, err error) {
 	err = netns.Do(g.ns, func() error {
@@ -253,15 +283,17 @@ func (g *guest) client() *http.Client {
 	return &http.Client{Transport: tr, Timeout: time.Minute}
 }
 
-// answers are what a stub model did: when it began to answer each request.
+// stub is a model, and what it did: when it began to answer each request.
 type stub struct {
 	addr netip.AddrPort
+	say  chan struct{} // one for each answer that is held back
 	mu   sync.Mutex
 	at   []time.Time
 	conn []net.Conn
 }
 
-// stub serves /?delay=200ms&size=1048576 at a port of the model's namespace.
+// stub serves /?size=1048576 at a port of the model's namespace, after a delay=200ms, or
+// when the test says so for hold=1.
 func (l *lab) stub(t testing.TB) *stub {
 	t.Helper()
 	var listener net.Listener
@@ -271,7 +303,7 @@ func (l *lab) stub(t testing.TB) *stub {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	s := &stub{addr: listener.Addr().(*net.TCPAddr).AddrPort()}
+	s := &stub{say: make(chan struct{}), addr: listener.Addr().(*net.TCPAddr).AddrPort()}
 	s.addr = netip.AddrPortFrom(s.addr.Addr().Unmap(), s.addr.Port())
 	server := &http.Server{
 		Handler: s,
@@ -294,6 +326,13 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	size, _ := strconv.Atoi(r.FormValue("size"))
 	io.Copy(io.Discard, r.Body)
 	time.Sleep(delay)
+	if r.FormValue("hold") != "" {
+		select {
+		case <-s.say:
+		case <-r.Context().Done():
+			return
+		}
+	}
 	s.mu.Lock()
 	s.at = append(s.at, time.Now())
 	s.mu.Unlock()
@@ -303,6 +342,35 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (s *stub) url(delay time.Duration, size int) string {
 	return fmt.Sprintf("http://%s/?delay=%s&size=%d", s.addr, delay, size)
+}
+
+// held is answered by answer.
+func (s *stub) held(size int) string { return fmt.Sprintf("http://%s/?hold=1&size=%d", s.addr, size) }
+
+// answer lets one answer that is held back go.
+func (s *stub) answer(t testing.TB) {
+	t.Helper()
+	select {
+	case s.say <- struct{}{}:
+	case <-time.After(patience):
+		t.Fatal("nobody waits for an answer")
+	}
+}
+
+// answered has the guest ask, and the model answer some time after the guest was
+// paused. It returns when it did, and when the guest was resumed for the nth time.
+func (g *guest) answered(c *http.Client, s *stub, after time.Duration, size, n int) (time.Time, woke) {
+	g.t.Helper()
+	var all sync.WaitGroup
+	all.Go(func() { g.get(c, s.held(size)) })
+	g.until(fmt.Sprint("pause ", n), func() bool { return g.paused && len(g.wakes) >= n-1 })
+	time.Sleep(after)
+	s.answer(g.t)
+	all.Wait()
+	s.mu.Lock()
+	at := s.at[len(s.at)-1]
+	s.mu.Unlock()
+	return at, g.woken(n)
 }
 
 // get asks and reads all of the answer.

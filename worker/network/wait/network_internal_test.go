@@ -39,17 +39,17 @@ func TestBehindTheRulesOfANetwork(t *testing.T) {
 	o := observe(t, ends(denied), g)
 
 	client := g.client()
-	g.get(client, s.url(time.Second, 1<<20))
-	if w := g.woken(1); w.Why != Answer {
+	if _, w := g.answered(client, s, 0, 1<<20, 1); w.Why != Answer {
 		t.Errorf("resumed for %s", w.Why)
 	}
 	done := make(chan struct{})
-	go func() { defer close(done); g.get(client, s.url(3*time.Second, 1)) }()
+	go func() { defer close(done); g.get(client, s.held(1)) }()
 	g.until("paused", g.isPaused)
 	if _, err := link.Apply(t.Context(), policy(s)); err != nil {
 		t.Error(err)
 	}
 	take("another", policy(denied))
+	s.answer(t)
 	<-done
 	if w := g.woken(2); w.Why != Answer {
 		t.Errorf("resumed for %s", w.Why)

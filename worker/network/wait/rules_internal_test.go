@@ -67,11 +67,7 @@ func TestRulesThatAreRemovedAreMissed(t *testing.T) {
 				t.Errorf("resumed for %s", w.Why)
 			}
 			// They are put back.
-			for deadline := time.Now().Add(10 * time.Second); w.isBlind(); time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatal("nothing is seen again")
-				}
-			}
+			eventually(t, "something is seen again", func() bool { return !w.isBlind() })
 			conn.Write([]byte("another question"))
 			g.until("paused again", g.isPaused)
 			m.Write([]byte("answer"))
@@ -177,8 +173,7 @@ func TestTwoWatchersAndTheirTables(t *testing.T) {
 	if _, err := w.Watch(g.sandbox()); !errors.Is(err, ErrWatched) {
 		t.Errorf("the same sandbox: %v", err)
 	}
-	g.get(g.client(), s.url(200*time.Millisecond, 1))
-	g.woken(1)
+	g.answered(g.client(), s, 0, 1, 1)
 	w.Close()
 	c, err := nftables.New()
 	if err != nil {
@@ -203,8 +198,7 @@ func TestOtherEndpoints(t *testing.T) {
 	if w := g.woken(1); w.Why != Endpoint {
 		t.Errorf("resumed for %s", w.Why)
 	}
-	g.get(g.client(), s.url(200*time.Millisecond, 1))
-	if w := g.woken(2); w.Why != Answer {
+	if _, w := g.answered(g.client(), s, 0, 1, 2); w.Why != Answer {
 		t.Errorf("resumed for %s", w.Why)
 	}
 	for _, bad := range []string{"[2001:db8::1]:80", "192.0.2.1:0"} {
