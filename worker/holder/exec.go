@@ -385,7 +385,14 @@ func (x *execution) finish(change func(*sandbox.ExecState)) {
 	}
 	paused, lost := x.box.pausedFor(), x.box.lostGofer()
 	x.mu.Lock()
-	x.ran = x.ranLocked(paused)
+	ran := x.ranLocked(paused)
+	x.mu.Unlock()
+	// Before anybody hears of the end: who does may pause the sandbox, or run what needs
+	// the place of this one or of its output.
+	x.box.left(x)
+	x.box.room.offer(x)
+	x.mu.Lock()
+	x.ran = ran
 	change(&x.state)
 	if x.state.Infra == "" {
 		x.state.Infra = lost
@@ -396,8 +403,6 @@ func (x *execution) finish(change func(*sandbox.ExecState)) {
 	x.mu.Unlock()
 	x.journal(st)
 	x.changed()
-	x.box.left(x)
-	x.box.room.offer(x)
 	close(x.ended)
 	if !began {
 		close(x.started)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -100,6 +101,28 @@ func TestTheOutputOfAllExecsIsBounded(t *testing.T) {
 	if n := bytesBelow(t, b.dir); n > 8*block {
 		t.Errorf("%d blocks are on the disk, want 8", n/block)
 	}
+}
+
+func TestWhoHearsOfAnEndHasThePlace(t *testing.T) {
+	b := roomBox(t, 4)
+	w := newWriter(t, b, "first", 1<<20)
+	w.pipe.Close()
+	<-w.done
+	close(w.started)
+	w.finish(func(st *sandbox.ExecState) { // nobody knows of it before this
+		st.State = sandbox.ExecExited
+		b.mu.Lock()
+		running, tools := b.running, b.tools
+		b.mu.Unlock()
+		if running != 0 || tools != 0 {
+			t.Errorf("%d commands run, %d of role tool, and the last one is about to be told of as ended", running, tools)
+		}
+		b.room.mu.Lock()
+		defer b.room.mu.Unlock()
+		if !slices.Contains(b.room.ended, w.execution) {
+			t.Error("its output cannot be forgotten yet")
+		}
+	})
 }
 
 func TestWhatRunsIsNotForgotten(t *testing.T) {
