@@ -239,7 +239,7 @@ func logged(ts *testscript.TestScript, neg bool, args []string) {
 	want, err := regexp.Compile(args[0])
 	ts.Check(err)
 	path := ts.MkAbs(args[1])
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		raw, err := os.ReadFile(path)
 		if err == nil && want.Match(raw) {
 			return

@@ -80,6 +80,8 @@ func TestStories(t *testing.T) {
 			"nothing":   nothingLeft,
 
 			"status":       status,
+			"until":        untilSo,
+			"stalled":      stalled,
 			"metrics":      metrics,
 			"registry":     startRegistry,
 			"serve":        serve,
@@ -335,15 +337,9 @@ func jsonNum(ts *testscript.TestScript, neg bool, args []string) {
 // story is left: nothing DIR.
 func nothingLeft(ts *testscript.TestScript, neg bool, args []string) {
 	base := ts.MkAbs(args[0])
-	var left []string
-	for range 100 {
-		left = leftovers(base)
-		if len(left) == 0 {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
+	if left := stays(func() []string { return leftovers(base) }); len(left) > 0 {
+		ts.Fatalf("left below %s: %s", base, strings.Join(left, "; "))
 	}
-	ts.Fatalf("left below %s: %s", base, strings.Join(left, "; "))
 }
 
 func leftovers(base string) []string {

@@ -105,7 +105,7 @@ func TestManyImagesMountedAtOnce(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if left := leftovers(l.Dir); len(left) > 0 {
+	if left := stays(func() []string { return leftovers(l.Dir) }); len(left) > 0 {
 		t.Errorf("left: %s", strings.Join(left, "; "))
 	}
 }

@@ -216,7 +216,7 @@ func TestNetworkOfASandbox(t *testing.T) {
 	_, err = c.Delete(ctx, sb.ID)
 	check(t, err)
 	r.nothingLeftOf()
-	if links := l.sandboxLinks(); len(links) > 0 {
+	if links := stays(l.sandboxLinks); len(links) > 0 {
 		t.Errorf("left: %v", links)
 	}
 }
