@@ -91,8 +91,7 @@ func TestAWorkerThatIsKilledLosesNothing(t *testing.T) {
 	check(t, err)
 	next, err := c.Stdin(ctx, busy.ID, "cat", 0, strings.NewReader("before "), false)
 	check(t, err)
-	_, err = c.Pause(ctx, still.ID)
-	check(t, err)
+	r.pause(ctx, c, still.ID)
 	idle := spec
 	idle.Idle = 2 // its command counts as use, for the next worker too
 	used, err := c.Create(ctx, idle, "")
@@ -363,11 +362,11 @@ func TestADeleteWithAStalledReadIsBounded(t *testing.T) {
 	defer cont()
 	_, err = c.Start(ctx, sb.ID, sandbox.ExecSpec{ID: "read", Shell: "find / -xdev -type f -exec cat {} + > /dev/null"})
 	check(t, err)
-	time.Sleep(time.Second)
-	short, cancel := context.WithTimeout(ctx, 45*time.Second)
+	r.awaitStalledRead(ctx)
+	bounded, cancel := context.WithTimeout(ctx, 4*time.Minute) // many times what it takes
 	defer cancel()
 	for range 2 {
-		if _, err := c.Delete(short, sb.ID); err != nil {
+		if _, err := c.Delete(bounded, sb.ID); err != nil {
 			t.Errorf("deleted while it waits for its image: %v", err)
 		}
 	}

@@ -76,6 +76,16 @@ func TestAFailedReadStandsInTheRecord(t *testing.T) {
 	r.nothingLeftOf()
 }
 
+// awaitStalledRead waits until reads of the rig's images have been under way for a while,
+// as those are that nobody answers.
+func (r *workerRig) awaitStalledRead(ctx context.Context) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var look stalledReads
+	r.await(ctx, "a read of the image that nobody answers", func() bool { return look.seen(r.path("w")) })
+}
+
 // TestAMountThatDiesStandsInTheRecord kills the process that serves an image.
 func TestAMountThatDiesStandsInTheRecord(t *testing.T) {
 	r := newWorkerRig(t, "cold")

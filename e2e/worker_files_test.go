@@ -102,8 +102,7 @@ func TestFilesThroughTheAPI(t *testing.T) {
 func (r *workerRig) pausedFiles(ctx context.Context, c *client.Client, id string, big []byte) {
 	t := r.t
 	t.Helper()
-	_, err := c.Pause(ctx, id)
-	check(t, err)
+	r.pause(ctx, c, id)
 	var got bytes.Buffer
 	if i, err := c.ReadFile(ctx, id, "/root/big", sandbox.ReadOptions{Length: -1}, &got); err != nil || !bytes.Equal(got.Bytes(), big) || i.Size != int64(len(big)) {
 		t.Errorf("paused: %d bytes, %+v, %v", got.Len(), i, err)
@@ -123,7 +122,7 @@ func (r *workerRig) pausedFiles(ctx context.Context, c *client.Client, id string
 	if sb, err := c.Get(ctx, id); err != nil || sb.State != sandbox.StatePaused {
 		t.Errorf("%s, %v", sb.State, err)
 	}
-	_, err = c.Resume(ctx, id)
+	_, err := c.Resume(ctx, id)
 	check(t, err)
 	if _, err := c.StatFile(ctx, id, "/tmp"); err != nil {
 		t.Error(err)

@@ -85,7 +85,8 @@ func (r *napRig) state(id string) sandbox.State {
 
 func (r *napRig) hibernate(id string) {
 	r.t.Helper()
-	sb, err := r.c.Hibernate(r.ctx, id)
+	var sb sandbox.Sandbox
+	err := whenReady(func() (err error) { sb, err = r.c.Hibernate(r.ctx, id); return err })
 	if err != nil || sb.State != sandbox.StateHibernated {
 		r.t.Fatalf("hibernated: %s, %v\n%s", sb.State, err, r.logTail())
 	}
@@ -285,8 +286,7 @@ func (r *napRig) called(id string) {
 		t.Errorf("woken by a file: %s, %v", r.state(id), err)
 	}
 	r.wake(id) // which is none
-	_, err = r.c.Pause(r.ctx, id)
-	check(t, err)
+	r.pause(r.ctx, r.c, id)
 	r.wake(id)
 	r.waitsLong(id)
 	r.hibernate(id) // and is deleted as it is
@@ -299,8 +299,7 @@ func (r *napRig) waitsLong(id string) {
 	if hasSwap() {
 		return // the machine's own
 	}
-	_, err := r.c.PauseFor(r.ctx, id, 10*time.Minute)
-	check(r.t, err)
+	check(r.t, whenReady(func() error { _, err := r.c.PauseFor(r.ctx, id, 10*time.Minute); return err }))
 	r.until("a hibernation for a long wait", func() bool { return r.state(id) == sandbox.StateHibernated })
 	r.wake(id)
 }
@@ -310,7 +309,7 @@ func (r *napRig) refused(id string) {
 	t := r.t
 	reason := func(want string) {
 		t.Helper()
-		_, err := r.c.Hibernate(r.ctx, id)
+		err := whenReady(func() error { _, err := r.c.Hibernate(r.ctx, id); return err })
 		if !errors.Is(err, sandbox.ErrNotHibernated) || !strings.Contains(err.Error(), want) || r.state(id) != sandbox.StateRunning {
 			t.Errorf("want %q: %v, and it is %s", want, err, r.state(id))
 		}
@@ -319,8 +318,7 @@ func (r *napRig) refused(id string) {
 	check(t, err)
 	reason("a restore would kill")
 	check(t, r.c.Signal(r.ctx, id, "agent", int(syscall.SIGKILL)))
-	_, err = r.c.ExecState(r.ctx, id, "agent", 10*time.Second)
-	check(t, err)
+	done(t, r.c, id, "agent")
 	_, _, err = run(r.ctx, r.c, id, sandbox.ExecSpec{Session: "s", Shell: "cd /tmp"})
 	check(t, err)
 	reason("a restore would kill") // the shell of a session

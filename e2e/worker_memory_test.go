@@ -174,8 +174,7 @@ func TestPausedMemoryServesOthers(t *testing.T) {
 		sums[id] = r.sh(id, "head -c 64M /dev/urandom >/dev/shm/data && sha256sum /dev/shm/data")
 	}
 	for _, id := range ids[called:] {
-		_, err := r.c.Pause(r.ctx, id)
-		check(t, err)
+		r.pause(r.ctx, r.c, id)
 	}
 	// Who looks keeps nobody awake, and wakes nobody for longer than that takes.
 	look := func() {
@@ -222,8 +221,7 @@ func TestPausedMemoryServesOthers(t *testing.T) {
 
 	// A worker that is killed while it takes memory leaves what it changed to the next one.
 	for _, id := range ids[called:] {
-		_, err := r.c.Pause(r.ctx, id)
-		check(t, err)
+		r.pause(r.ctx, r.c, id)
 	}
 	began := taken()
 	r.until("a pause of the idle one", r.state(ids[idle], sandbox.StatePaused)) // which a command wakes under the next worker too
@@ -286,8 +284,7 @@ func TestWithoutSwapTheLargestGoesToDisk(t *testing.T) {
 	sums := map[string]string{}
 	for id, size := range map[string]string{small: "36M", large: "96M"} {
 		sums[id] = r.sh(id, "head -c "+size+" /dev/urandom >/dev/shm/data && sha256sum /dev/shm/data")
-		_, err := r.c.Pause(r.ctx, id)
-		check(t, err)
+		r.pause(r.ctx, r.c, id)
 	}
 	time.Sleep(1500 * time.Millisecond) // both have been paused for --hibernate-after
 	needy := r.create(0)

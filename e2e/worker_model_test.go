@@ -106,8 +106,7 @@ func TestPausedForItsModel(t *testing.T) {
 	until("a pause after a file", state(sandbox.StatePaused))
 
 	// Somebody else wants it paused too: the answer alone does not resume it.
-	_, err = c.Pause(ctx, sb.ID)
-	check(t, err)
+	r.pause(ctx, c, sb.ID)
 	answers.give(ctx, "held back")
 	time.Sleep(300 * time.Millisecond)
 	if !state(sandbox.StatePaused)() {
@@ -248,7 +247,7 @@ func TestNoPauseUnderAReadOfTheImage(t *testing.T) {
 		_, err = c.Output(ctx, sb.ID, "reads", "stdout", 0, &said)
 		check(t, err)
 	}
-	time.Sleep(time.Second) // it waits for its image by now
+	r.awaitStalledRead(ctx)
 	if _, err := c.Pause(ctx, sb.ID); !errors.Is(err, sandbox.ErrNotReady) {
 		t.Errorf("a pause under a read of the image: %v", err)
 	}
@@ -256,8 +255,7 @@ func TestNoPauseUnderAReadOfTheImage(t *testing.T) {
 	if st := done(t, c, sb.ID, "reads"); st.ExitCode == nil || *st.ExitCode != 0 {
 		t.Errorf("the command: %+v", st)
 	}
-	_, err = c.Pause(ctx, sb.ID)
-	check(t, err)
+	r.pause(ctx, c, sb.ID)
 	_, err = c.Resume(ctx, sb.ID)
 	check(t, err)
 	end, err := c.Delete(ctx, sb.ID)

@@ -22,9 +22,8 @@ func TestTheWorkersPageInABrowser(t *testing.T) {
 		return sb.ID
 	}
 	runs, waits, ended := make(`<script>alert("made")</script>`), make("g"), make("g")
-	_, err := c.Pause(t.Context(), waits)
-	check(t, err)
-	_, err = c.Delete(t.Context(), ended)
+	r.pause(t.Context(), c, waits)
+	_, err := c.Delete(t.Context(), ended)
 	check(t, err)
 	url := strings.Replace(r.url, "http://", "http://x:"+r.token+"@", 1) + "/"
 

@@ -126,6 +126,25 @@ func (r *workerRig) killWorker() {
 	_ = r.worker.Wait()
 }
 
+// pause pauses a sandbox. A guest has a quarter of a second to stop, which is little on a
+// busy machine, and who is refused is told to come again.
+func (r *workerRig) pause(ctx context.Context, c *client.Client, id string) {
+	r.t.Helper()
+	check(r.t, whenReady(func() error { _, err := c.Pause(ctx, id); return err }))
+}
+
+// whenReady makes a call again for a minute, as long as it is refused with a word that
+// this may help.
+func whenReady(call func() error) error {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		err := call()
+		again := errors.Is(err, sandbox.ErrNotReady) || errors.Is(err, sandbox.ErrNotHibernated) && strings.Contains(err.Error(), "try again")
+		if !again || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
 // run runs a command in a sandbox and returns its exit code and output.
 func run(ctx context.Context, c *client.Client, id string, e sandbox.ExecSpec) (int, string, error) {
 	if e.ID == "" {
