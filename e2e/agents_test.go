@@ -25,8 +25,7 @@ func TestBenchAgents(t *testing.T) {
 		args := append([]string{"bench", "agents", "--agents", "2", "--agent-memory", "16M", "--memory", "256M", "--swap", "none", "--wait-scale", "0.02", "--temp", dir}, more...)
 		return exec.Command(filepath.Join(os.Getenv("QUARRY_BIN"), "quarry"), args...)
 	}
-	nothingLeft := func() {
-		t.Helper()
+	leftNow := func() []string {
 		left, _ := filepath.Glob(filepath.Join(dir, "quarry-agents-*"))
 		groups, _ := filepath.Glob("/sys/fs/cgroup/*/quarry-agents-*")
 		for _, g := range groups {
@@ -41,8 +40,11 @@ func TestBenchAgents(t *testing.T) {
 				left = append(left, string(raw))
 			}
 		}
-		left = append(left, mountsBelow(dir)...)
-		if len(left) > 0 {
+		return append(left, mountsBelow(dir)...)
+	}
+	nothingLeft := func() {
+		t.Helper()
+		if left := stays(leftNow); len(left) > 0 {
 			t.Errorf("left: %q", left)
 		}
 	}
@@ -57,8 +59,9 @@ func TestBenchAgents(t *testing.T) {
 		Failures map[string]int
 	}
 	stood := func(a arm) bool { return a.Steps == 0 || a.Pauses == 0 }
-	for n, duration := range []string{"1s", "1m"} { // a busy machine needs longer for a step
-		said, err := bench("--arms", "paused,hibernate", "--duration", duration, "--json", out, "--svg", svg).CombinedOutput()
+	// A busy machine needs longer for a step, and to pause before the answer is there.
+	for n, more := range [][]string{{"--duration", "1s"}, {"--duration", "1m", "--wait-scale", "0.2"}} {
+		said, err := bench(append(more, "--arms", "paused,hibernate", "--json", out, "--svg", svg)...).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %s", err, said)
 		}

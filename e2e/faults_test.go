@@ -43,7 +43,7 @@ func faults() []fault {
 func killOf(kind string) func(*cell) error {
 	return func(c *cell) error {
 		pids, err := lab.Find(kind, "--worker-dir", c.worker)
-		for range 200 { // 10 s
+		for range 1200 { // a minute
 			if err != nil || len(pids) == 1 {
 				break
 			}
@@ -118,7 +118,7 @@ func mendNet(c *cell) error  { c.net.Mend(); return nil }
 // onDisk waits until the cache disk holds something and nothing is added to it.
 func (c *cell) onDisk() error {
 	last := int64(-1)
-	for range 200 { // 20 s
+	for range 600 { // a minute
 		now, err := sizeOf(filepath.Join(c.worker, "cache"))
 		if err != nil {
 			return err

@@ -40,7 +40,7 @@ const (
 	// takes two: the kernel reads again what its read-ahead did not get.
 	readTimeout = 2 * time.Second
 	// forever is how long anything may take that must end; beyond is a hang.
-	forever = 100 * time.Second
+	forever = 5 * time.Minute
 	// strikeAfter is how many files have been read when a fault strikes reads.
 	strikeAfter = 5
 	// together is how many cells are played at a time: most of the time they wait.

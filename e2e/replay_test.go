@@ -63,7 +63,7 @@ func (m *machine) install(prog string) {
 
 // quarry runs a command.
 func (m *machine) quarry(args ...string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute) // it hangs
 	defer cancel()
 	cmd := exec.CommandContext(ctx, m.path("bin", "quarry"), args...)
 	cmd.Env = append(os.Environ(), "QUARRY_DATA="+m.path("d"), "QUARRY_WORKER="+m.path("w"))

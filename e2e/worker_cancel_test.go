@@ -27,6 +27,7 @@ func TestACreateThatIsGivenUpLeavesNothing(t *testing.T) {
 	check(t, err)
 	_, err = c.Delete(t.Context(), sb.ID)
 	check(t, err)
+	delete(sb.Timings, "total") // which is no step
 	if len(sb.Timings) < 3 {
 		t.Fatalf("a create tells of its steps %v", sb.Timings)
 	}

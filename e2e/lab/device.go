@@ -125,7 +125,7 @@ func (l *Lab) Nbdkit(ctx context.Context, socket string, args ...string) (*Proce
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	for range 1000 { // 10 s
+	for range 6000 { // a minute
 		if _, err := os.Stat(socket); err == nil {
 			return &Process{cmd}, nil
 		}

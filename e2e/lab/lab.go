@@ -53,7 +53,7 @@ func (l *Lab) Close() error {
 		return err
 	}
 	var err error
-	for range 100 {
+	for range 1200 { // a minute
 		if err = os.RemoveAll(l.Dir); err == nil {
 			return nil
 		}
@@ -65,7 +65,7 @@ func (l *Lab) Close() error {
 // EndBelow ends every process that has the folder in its arguments, or a file
 // Below it, and waits until none is left.
 func (l *Lab) EndBelow(dir string) error {
-	for range 400 { // 20 s
+	for range 1200 { // a minute
 		pids, err := Below(dir)
 		if err != nil || len(pids) == 0 {
 			return err

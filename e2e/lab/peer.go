@@ -51,7 +51,7 @@ func (l *Lab) startPeer(ctx context.Context, program string, configure func(dir,
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	for range 200 { // 10 s
+	for range 1200 { // a minute
 		conn, err := net.Dial("tcp", addr)
 		if err == nil {
 			return p, conn.Close()
