@@ -122,7 +122,7 @@ func TestServersThatFailBehindAShim(t *testing.T) {
 	}{
 		{"no fault", nil, nil, right},
 		{"reads are late", []string{"--filter=delay", "rdelay=20ms"}, nil, right},
-		{"reads are later than the deadline", []string{"--filter=delay", "rdelay=10", "delay-open=0"}, []string{"--deadline", "1s"}, eio},
+		{"reads are later than the deadline", []string{"--filter=delay", "rdelay=10", "delay-open=0"}, []string{"--deadline", "500ms"}, eio},
 		{"a slow server", []string{"--filter=rate", "rate=200M"}, nil, right},
 		{"one request at a time", []string{"--filter=noparallel", "serialize=requests"}, nil, right},
 		{"no second connection", []string{"--filter=multi-conn", "multi-conn-mode=disable"}, nil, right},

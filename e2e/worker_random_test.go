@@ -6,12 +6,16 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -31,10 +35,20 @@ const (
 	randomTime   = 40 * time.Second
 	randomFaults = 8
 	randomUsers  = 5
+	// randomSandboxes are there at most, so that what is judged in the end is as much on
+	// every machine, and judgesAtOnce is how many of them are judged at a time.
+	randomSandboxes = 32
+	judgesAtOnce    = 8
+	// keyLabel has the key of the create, by which a list tells whose a sandbox is.
+	keyLabel = "key"
 )
 
 // randomSpec is what they make.
-var randomSpec = sandbox.Spec{Image: "t/task", MemoryMB: 128, DiskMB: 64}
+func randomSpec(key string) sandbox.Spec {
+	return sandbox.Spec{Image: "t/task", MemoryMB: 128, DiskMB: 64, Labels: map[string]string{keyLabel: key}}
+}
+
+var randomFlags = []string{"--max-sandboxes", strconv.Itoa(randomSandboxes)}
 
 // callStorm is what the users of a random test share.
 type callStorm struct {
@@ -43,7 +57,7 @@ type callStorm struct {
 
 	mu      sync.Mutex
 	made    map[string]string // sandbox to the key of its create
-	unknown []string          // keys of creates that were not answered
+	unknown map[string]bool   // keys of creates that were not answered with a sandbox
 	execs   map[string]string // exec to its sandbox
 	wrong   []string
 	calls   map[string]int
@@ -78,8 +92,8 @@ func (s *callStorm) client() *client.Client {
 // holders are killed. Whatever happens, every sandbox is there or has a record, no exec
 // has run twice, and every file that was read is the image's or an error.
 func TestRandomCallsWithFaults(t *testing.T) {
-	r := newWorkerRig(t, "debian")
-	s := &callStorm{r: r, made: map[string]string{}, execs: map[string]string{}, calls: map[string]int{}, files: map[string][sha256.Size]byte{}}
+	r := newWorkerRig(t, "debian", randomFlags...)
+	s := &callStorm{r: r, made: map[string]string{}, unknown: map[string]bool{}, execs: map[string]string{}, calls: map[string]int{}, files: map[string][sha256.Size]byte{}}
 	r.quarry("mount", "--data", r.path("d"), "--worker-dir", r.path("w2"), "t/task", mkdir(t, r.path("image")))
 	for _, name := range []string{"/etc/passwd", "/usr/bin/env", "/bin/bash", "/usr/lib/os-release"} {
 		real, err := filepath.EvalSymlinks(r.path("image") + name)
@@ -124,7 +138,7 @@ func (s *callStorm) newWorker() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.r.killWorker()
-	s.r.startWorker()
+	s.r.startWorker(randomFlags...)
 }
 
 // fault kills something of the worker.
@@ -232,12 +246,12 @@ func (s *callStorm) create(ctx context.Context, c *client.Client, dice *rand.Ran
 	key := fmt.Sprintf("k%x", dice.Uint64())
 	ctx, cancel := sometimes(ctx, dice)
 	defer cancel()
-	sb, err := c.Create(ctx, randomSpec, key)
+	sb, err := c.Create(ctx, randomSpec(key), key)
 	s.note("create")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		s.unknown = append(s.unknown, key)
+		s.unknown[key] = true
 		return
 	}
 	s.made[sb.ID] = key
@@ -297,24 +311,9 @@ func (s *callStorm) write(ctx context.Context, c *client.Client, id string, dice
 // judge looks at what is left of everything.
 func (s *callStorm) judge(ctx context.Context) {
 	c := s.client()
-	for _, key := range s.unknown { // a create that nobody heard of is found by its key
-		if sb, err := c.Create(ctx, randomSpec, key); err == nil {
-			s.made[sb.ID] = key
-		} else if !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, sandbox.ErrRuntime) && !errors.Is(err, sandbox.ErrCapacity) { // nobody made it
-			s.accuse("create %s again: %v", key, err)
-		}
-	}
-	list, err := c.List(ctx, sandbox.Filter{})
-	if err != nil {
-		s.accuse("list: %v", err)
-	}
-	for _, sb := range list {
-		if s.made[sb.ID] == "" {
-			s.accuse("sandbox %s is nobody's", sb.ID)
-		}
-	}
-	live := 0
-	for id := range s.made {
+	s.find(ctx, c)
+	var live atomic.Int64
+	atOnce(maps.Keys(s.made), func(id string) {
 		sb, err := c.Get(ctx, id)
 		switch {
 		case err != nil:
@@ -322,14 +321,82 @@ func (s *callStorm) judge(ctx context.Context) {
 		case sb.State == sandbox.StateEnded && (sb.End == nil || sb.End.Reason == "" || sb.End.Blame == ""):
 			s.accuse("sandbox %s has ended without a record: %+v", id, sb.End)
 		case sb.State != sandbox.StateEnded:
-			live++
+			live.Add(1)
 			s.judgeLive(ctx, c, id)
 		}
 		if _, err := c.Delete(ctx, id); err != nil {
 			s.accuse("delete %s: %v", id, err)
 		}
+	})
+	s.calls["sandboxes"], s.calls["live at the end"], s.calls["creates that made nothing"] = len(s.made), int(live.Load()), len(s.unknown)
+	// Keys that have made nothing are as good as new, now that there is room. A few say
+	// so for all.
+	few := slices.Sorted(maps.Keys(s.unknown))
+	atOnce(slices.Values(few[:min(len(few), judgesAtOnce)]), func(key string) {
+		sb, err := c.Create(ctx, randomSpec(key), key)
+		if err == nil {
+			_, err = c.Delete(ctx, sb.ID)
+		}
+		if err != nil {
+			s.accuse("create %s, which had made nothing, again: %v", key, err)
+		}
+	})
+}
+
+// atOnce calls fn for some at a time.
+func atOnce[T any](all iter.Seq[T], fn func(T)) {
+	var g errgroup.Group
+	g.SetLimit(judgesAtOnce)
+	for one := range all {
+		g.Go(func() error { fn(one); return nil })
 	}
-	s.calls["sandboxes"], s.calls["live at the end"] = len(s.made), live
+	_ = g.Wait() // of functions that have no errors
+}
+
+// find finds what was made by creates that were not answered, by its label; whatever
+// else there is is nobody's. What is found has its key, too.
+func (s *callStorm) find(ctx context.Context, c *client.Client) {
+	found := map[string]sandbox.State{}
+	for _, state := range []sandbox.State{"", sandbox.StateEnded} {
+		list, err := c.List(ctx, sandbox.Filter{State: state})
+		if err != nil {
+			s.accuse("list: %v", err)
+		}
+		for _, sb := range list {
+			switch key := sb.Labels[keyLabel]; {
+			case s.made[sb.ID] == key:
+			case s.unknown[key]:
+				s.made[sb.ID] = key
+				found[sb.ID] = sb.State
+			default:
+				s.accuse("sandbox %s is nobody's: its key is %q", sb.ID, key)
+			}
+		}
+	}
+	for id := range found {
+		delete(s.unknown, s.made[id])
+	}
+	atOnce(maps.Keys(found), func(id string) {
+		key := s.keyOf(id)
+		sb, err := c.Create(ctx, randomSpec(key), key)
+		switch {
+		case err != nil && !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, sandbox.ErrRuntime) && !errors.Is(err, sandbox.ErrCapacity): // it failed
+			s.accuse("create %s again: %v", key, err)
+		case err == nil && sb.ID != id:
+			if was, err := c.Get(ctx, id); err != nil || was.State != sandbox.StateEnded { // else that create had failed
+				s.accuse("key %s has made %s and %s: %v", key, id, sb.ID, err)
+			}
+			s.mu.Lock()
+			s.made[sb.ID] = key
+			s.mu.Unlock()
+		}
+	})
+}
+
+func (s *callStorm) keyOf(id string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.made[id]
 }
 
 // judgeLive looks at which execs ran in a sandbox.
