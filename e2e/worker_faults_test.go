@@ -259,3 +259,22 @@ func TestAnotherRunscIsNotTaken(t *testing.T) {
 	}
 	r.nothingLeftOf()
 }
+
+// TestCreatesThatFailLeaveTheQueue lets one create wait: those that end before it is
+// their turn, as their image is not there, take no place from who comes later.
+func TestCreatesThatFailLeaveTheQueue(t *testing.T) {
+	r := newWorkerRig(t, "debian", "--queue", "1", "--creates", "1")
+	c := r.client()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	for range 5 {
+		if _, err := c.Create(ctx, sandbox.Spec{Image: "t/nothing"}, ""); !errors.Is(err, sandbox.ErrImage) {
+			t.Fatalf("an image that is not there: %v", err)
+		}
+	}
+	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task"}, "")
+	check(t, err)
+	_, err = c.Delete(ctx, sb.ID)
+	check(t, err)
+	r.nothingLeftOf()
+}

@@ -134,19 +134,20 @@ func (l *ledger) refuse(what string) {
 	l.refused[what]++
 }
 
-// turn waits for the turn of a create that take has let in. The caller gives it back
-// with done, also when ctx has ended.
+// leave says that a create which take has let in is over, whatever became of it.
+func (l *ledger) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queued--
+}
+
+// turn waits for the turn of a create, which gives it back with done.
 func (l *ledger) turn(ctx context.Context) (done func(), err error) {
-	dequeue := func() {
-		l.mu.Lock()
-		l.queued--
-		l.mu.Unlock()
-	}
 	select {
 	case <-l.free:
-		return func() { l.free <- struct{}{}; dequeue() }, nil
+		return func() { l.free <- struct{}{} }, nil
 	case <-ctx.Done():
-		return dequeue, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 }
 

@@ -133,6 +133,7 @@ func (e *createError) Unwrap() error { return e.err }
 
 // create makes the sandbox. What it has made when it fails is taken apart by finish.
 func (b *box) create() {
+	defer b.n.ledger.leave()
 	ctx, cancel := context.WithTimeout(context.Background(), b.n.c.CreateTimeout)
 	defer cancel()
 	// Who asks for the end of a sandbox that is being made does not wait for the make.
@@ -209,11 +210,11 @@ func (b *box) make(ctx context.Context) error {
 	}
 	waited := b.step("queue")
 	done, err := b.n.ledger.turn(ctx)
-	defer done()
 	waited()
 	if err != nil {
 		return err
 	}
+	defer done()
 	if err := b.gather(ctx, im); err != nil {
 		return err
 	}
