@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -274,6 +275,50 @@ func TestCreatesThatFailLeaveTheQueue(t *testing.T) {
 	}
 	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task"}, "")
 	check(t, err)
+	_, err = c.Delete(ctx, sb.ID)
+	check(t, err)
+	r.nothingLeftOf()
+}
+
+// TestACommandWhoseCallerLeavesIsWatched starts a command whose program the store does
+// not give, and goes away: it begins and ends like any other.
+func TestACommandWhoseCallerLeavesIsWatched(t *testing.T) {
+	r := newWorkerRig(t, "cold", "--no-trace", "--read-timeout", "3m")
+	c := r.client()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task"}, "key")
+	check(t, err)
+	store := processesNamed(t, r.path("bin", "quarry")+"\x00serve\x00")
+	if len(store) != 1 {
+		t.Fatalf("stores: %v", store)
+	}
+	check(t, syscall.Kill(store[0], syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(store[0], syscall.SIGCONT) })
+	short, leave := context.WithTimeout(ctx, 2*time.Second)
+	defer leave()
+	_, err = c.Start(short, sb.ID, sandbox.ExecSpec{ID: "left", Argv: []string{"/usr/bin/git", "--version"}})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a command whose program nobody has: %v", err)
+	}
+	check(t, syscall.Kill(store[0], syscall.SIGCONT))
+	var told []string
+	over := errors.New("over")
+	err = c.Events(ctx, 0, sb.ID, func(e sandbox.Event) error {
+		if e.Exec == "left" {
+			told = append(told, e.Type)
+		}
+		if e.Type == "exec_ended" {
+			return over
+		}
+		return nil
+	})
+	if !errors.Is(err, over) || !slices.Equal(told, []string{"exec_started", "exec_ended"}) {
+		t.Errorf("told of it: %v (%v)", told, err)
+	}
+	if st := done(t, c, sb.ID, "left"); st.ExitCode == nil || *st.ExitCode != 0 {
+		t.Errorf("the command: %+v", st)
+	}
 	_, err = c.Delete(ctx, sb.ID)
 	check(t, err)
 	r.nothingLeftOf()

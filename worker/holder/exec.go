@@ -218,7 +218,7 @@ func (x *execution) start(s sandbox.ExecSpec, p Process) {
 		return
 	}
 	x.lookBefore()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), StartTimeout)
 	defer cancel()
 	pid, err := x.box.sentry.Execute(ctx, sentry.Exec{
 		Argv: p.Argv, Env: p.Env, WorkDir: p.WorkDir, UID: p.UID, GID: p.GID, Groups: p.Groups, Capabilities: p.Capabilities,
@@ -245,9 +245,9 @@ func (x *execution) start(s sandbox.ExecSpec, p Process) {
 	x.box.tasks.Go(func() { x.wait(pid) })
 }
 
-// startTimeout bounds the Sentry's answer to the start of a command: it may have
+// StartTimeout bounds the Sentry's answer to the start of a command: it may have
 // to read the program from an image whose store is away.
-const startTimeout = 2 * time.Minute
+const StartTimeout = 2 * time.Minute
 
 // streams makes the exec's own ends and returns those of the guest.
 func (x *execution) streams(s sandbox.ExecSpec) (guest map[int]*os.File, err error) {

@@ -96,7 +96,7 @@ func (b *box) startHelper(ctx context.Context, p Process, streams map[int]*os.Fi
 		return 0, ErrPaused
 	}
 	// Not the caller's ctx: a helper that was started is known, and can be killed.
-	starting, cancel := context.WithTimeout(context.Background(), startTimeout)
+	starting, cancel := context.WithTimeout(context.Background(), StartTimeout)
 	defer cancel()
 	started, err := b.sentry.Execute(starting, sentry.Exec{
 		Argv: p.Argv, Env: p.Env, WorkDir: p.WorkDir, UID: p.UID, GID: p.GID, Groups: p.Groups, Capabilities: p.Capabilities,

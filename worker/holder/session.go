@@ -189,7 +189,7 @@ func (b *box) bash(ctx context.Context, name string, as sentry.Exec) (*session.S
 			return s, nil
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 	defer cancel()
 	s, err := session.Start(ctx, b.sentry, as)
 	if err != nil {

@@ -25,34 +25,56 @@ func (n *Node) Exec(ctx context.Context, id string, e sandbox.ExecSpec) (sandbox
 	if err != nil {
 		return sandbox.ExecState{}, err
 	}
-	done := b.use()
-	if !b.knows(e.ID) { // who asks for the state of one wakes nobody
-		err = b.awaken(ctx)
-	}
-	if err != nil {
-		done()
+	if err := checkExec(e); err != nil {
 		return sandbox.ExecState{}, err
+	}
+	done, release := b.use(), func() {}
+	if !b.knows(e.ID) { // who asks for the state of one wakes nobody
+		// Until it has begun: one of an agent may be paused then.
+		if release, err = b.stir(ctx); err != nil {
+			done()
+			return sandbox.ExecState{}, b.explain(ctx, err)
+		}
 	}
 	p, err := b.process(ctx, e)
 	if err != nil {
+		release()
 		done()
 		return sandbox.ExecState{}, err
 	}
-	release, err := b.rouse(ctx) // until it has begun: one of an agent may be paused then
-	if err != nil {
-		done()
-		return sandbox.ExecState{}, b.explain(ctx, err)
-	}
-	defer release()
+	return b.begin(ctx, e, p, release, done)
+}
+
+// execPatience bounds the holder's answer to a command: it may start a session before,
+// and bounds each of the two.
+const execPatience = 2*holder.StartTimeout + 30*time.Second
+
+// begin has the holder begin a command, which goes on when ctx ends: whoever waits for
+// the answer, it is known by its id, and what it is judged by is counted from now on.
+// It calls release once the command has begun, and done once it has ended.
+func (b *box) begin(ctx context.Context, e sandbox.ExecSpec, p holder.Process, release, done func()) (sandbox.ExecState, error) {
 	undo := b.begins(e.ID)
-	// What was begun is known by its id, whoever waits for the answer.
-	st, err := b.h.Exec(ctx, e, p)
+	var st sandbox.ExecState
+	var err error
+	answered := make(chan struct{})
+	b.n.work.Go(func() { // ends with the node's life, or the holder's answer
+		defer close(answered)
+		defer release()
+		ctx, cancel := context.WithTimeout(b.n.life, execPatience)
+		defer cancel()
+		if st, err = b.h.Exec(ctx, e, p); err != nil {
+			undo()
+			done()
+			return
+		}
+		b.watch(st, done)
+	})
+	if err := wait(ctx, answered); err != nil {
+		return sandbox.ExecState{}, err
+	}
 	if err != nil {
-		undo()
-		done()
 		return st, b.explain(ctx, err)
 	}
-	b.watch(st, done)
 	return b.judge(ctx, st), nil
 }
 
@@ -65,9 +87,6 @@ func (b *box) knows(exec string) bool {
 
 // process says as whom and where a command runs.
 func (b *box) process(ctx context.Context, e sandbox.ExecSpec) (holder.Process, error) {
-	if err := checkExec(e); err != nil {
-		return holder.Process{}, err
-	}
 	base := b.base
 	p := holder.Process{
 		Argv: e.Argv, Env: base.Env, WorkDir: base.Cwd, UID: base.User.UID, GID: base.User.GID, Groups: base.User.AdditionalGids,
