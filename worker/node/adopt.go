@@ -138,7 +138,9 @@ func (b *box) takeOver(ctx context.Context, known bool) error {
 	if err := b.takePause(); err != nil {
 		return lost(sandbox.ReasonRuntime, err.Error())
 	}
+	b.mu.Lock()
 	b.state = sandbox.StateRunning
+	b.mu.Unlock()
 	b.watchAll(ctx)
 	return nil
 }
