@@ -24,11 +24,13 @@ const (
 	// sentryMemory is what a sandbox may have beside what its agent holds.
 	sentryMemory = 192 << 20
 	// beginPatience bounds how long all agents take to begin, beside a second each, and
-	// finishPatience how long they check their memory at the end.
-	beginPatience  = 2 * time.Minute
-	finishPatience = 2 * time.Minute
-	lookEvery      = 500 * time.Millisecond
-	sampleEvery    = 200 * time.Millisecond
+	// finishPatience how long they check their memory at the end, beside a second for each
+	// checkedInASecond of it.
+	beginPatience    = 2 * time.Minute
+	finishPatience   = 2 * time.Minute
+	checkedInASecond = 32 << 20
+	lookEvery        = 500 * time.Millisecond
+	sampleEvery      = 200 * time.Millisecond
 )
 
 // trial is the measurement of one arm.
@@ -101,8 +103,9 @@ func (t *trial) story(ctx context.Context) (res Result, err error) {
 	}
 	to := time.Now()
 	close(t.m.finish)
-	if !t.until(ctx, finishPatience, func(a *agent) bool { return a.checked }) && ctx.Err() == nil {
-		t.m.fail("not checked", "some agents have not checked all their memory in %v", finishPatience)
+	patience = finishPatience + time.Duration(int64(t.Agents)*t.AgentMemory/checkedInASecond)*time.Second
+	if !t.until(ctx, patience, func(a *agent) bool { return a.checked }) && ctx.Err() == nil {
+		t.m.fail("not checked", "some agents have not checked all their memory in %v", patience)
 	}
 	if ctx.Err() != nil {
 		return res, context.Cause(ctx)
