@@ -111,9 +111,16 @@ func (r *workerRig) pausedFiles(ctx context.Context, c *client.Client, id string
 	if _, err := c.ReadFile(ctx, id, "/root/big", sandbox.ReadOptions{Offset: -7, Length: -1}, &got); err != nil || !bytes.Equal(got.Bytes(), big[len(big)-7:]) {
 		t.Errorf("paused, the end: %d bytes, %v", got.Len(), err)
 	}
-	for name, want := range map[string]error{"/tmp/fifo": sandbox.ErrFileStuck, "/tmp/null": sandbox.ErrNotReady, "/tmp/zero": sandbox.ErrNotReady, "/dev/null": sandbox.ErrFileType, "/tmp/link": sandbox.ErrFilePath, "/tmp": sandbox.ErrFileType, "/none": sandbox.ErrFileNotFound} {
+	for name, want := range map[string]error{"/tmp/fifo": sandbox.ErrFileStuck, "/tmp/zero": sandbox.ErrNotReady, "/dev/null": sandbox.ErrFileType, "/tmp/link": sandbox.ErrFilePath, "/tmp": sandbox.ErrFileType, "/none": sandbox.ErrFileNotFound} {
 		if _, err := c.ReadFile(ctx, id, name, sandbox.ReadOptions{Length: -1}, io.Discard); !errors.Is(err, want) {
 			t.Errorf("paused, %s: %v", name, err)
+		}
+	}
+	// An empty file is one. So is a null device, of which no more comes, while nobody can be asked.
+	for _, name := range []string{"/root/empty", "/tmp/null"} {
+		got.Reset()
+		if i, err := c.ReadFile(ctx, id, name, sandbox.ReadOptions{Length: -1}, &got); err != nil || got.Len() > 0 || i.Path != name || i.Size != 0 {
+			t.Errorf("paused, %s: %d bytes, %+v, %v", name, got.Len(), i, err)
 		}
 	}
 	if _, err := c.StatFile(ctx, id, "/tmp"); !errors.Is(err, sandbox.ErrNotReady) {

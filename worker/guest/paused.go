@@ -23,6 +23,11 @@ const wholeMax = 1 << 20
 // since Read knows, in a guest that runs.
 var ErrUnclear = fmt.Errorf("%w: it is paused", sandbox.ErrNotReady)
 
+// ErrEmpty is ErrUnclear of what gave no byte: an empty file or a null device, and of all
+// that has a name nothing else. Who cannot have the guest run may take it for a file, by
+// Empty: it reads as one.
+var ErrEmpty = fmt.Errorf("%w, and no byte came", ErrUnclear)
+
 // ReadPaused is Read without a process of the guest, which may be paused. It reads the
 // whole file before the first byte is passed on, since nothing else says its size, and
 // knows neither mode nor owner nor time. A path must be UTF-8 and its last element no
@@ -54,12 +59,21 @@ func (f *Files) ReadPaused(ctx context.Context, name string, o sandbox.ReadOptio
 		return err
 	}
 	if s.size == 0 {
-		return fmt.Errorf("%w, and no byte came of %q, which is an empty file or a device: resume it and read again", ErrUnclear, p)
+		return fmt.Errorf("%w of %q, which is an empty file or a device: resume it and read again", ErrEmpty, p)
 	}
 	if err := begin(sandbox.FileInfo{Path: p, Type: sandbox.TypeFile, Size: s.size}); err != nil {
 		return err
 	}
 	return s.copyPart(w, o)
+}
+
+// Empty calls begin with a file of which ReadPaused has said ErrEmpty.
+func (f *Files) Empty(name string, begin func(sandbox.FileInfo) error) error {
+	p, err := f.resolve(name)
+	if err != nil {
+		return err
+	}
+	return begin(sandbox.FileInfo{Path: p, Type: sandbox.TypeFile})
 }
 
 // spool keeps what is written to it, in memory or, when it is much, in a file of the

@@ -114,7 +114,7 @@ func TestAnEndlessFileOfAPausedGuestEnds(t *testing.T) {
 		}
 	}
 	f := pausedFiles(t, guest.Limits{PausedBytes: 8 << 20}, zero)
-	if _, i, err := readPaused(f, "zero", all); !errors.Is(err, sandbox.ErrNotReady) || !errors.Is(err, guest.ErrUnclear) || i.Path != "" {
+	if _, i, err := readPaused(f, "zero", all); !errors.Is(err, sandbox.ErrNotReady) || !errors.Is(err, guest.ErrUnclear) || errors.Is(err, guest.ErrEmpty) || i.Path != "" {
 		t.Error(i, err)
 	}
 	for _, name := range []string{"/dev/zero", "/w/../dev/tty", "\xff", ""} {
@@ -124,10 +124,15 @@ func TestAnEndlessFileOfAPausedGuestEnds(t *testing.T) {
 	}
 }
 
-// A null device gives what an empty file gives, wherever the guest has made it.
+// A null device gives what an empty file gives, wherever the guest has made it: it is
+// taken for one only by who says so.
 func TestNoByteOfAPausedGuestIsNoFile(t *testing.T) {
 	f := pausedFiles(t, guest.Limits{}, func(context.Context, string, *os.File) error { return nil })
-	if _, i, err := readPaused(f, "null", all); !errors.Is(err, sandbox.ErrNotReady) || !errors.Is(err, guest.ErrUnclear) || i.Path != "" {
+	if _, i, err := readPaused(f, "null", all); !errors.Is(err, sandbox.ErrNotReady) || !errors.Is(err, guest.ErrEmpty) || i.Path != "" {
+		t.Error(i, err)
+	}
+	var i sandbox.FileInfo
+	if err := f.Empty("null", func(what sandbox.FileInfo) error { i = what; return nil }); err != nil || i.Path != "/w/null" || i.Type != sandbox.TypeFile || i.Size != 0 {
 		t.Error(i, err)
 	}
 	f = pausedFiles(t, guest.Limits{}, func(_ context.Context, _ string, out *os.File) error {

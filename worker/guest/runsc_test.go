@@ -186,8 +186,8 @@ func TestUnderRunscAPausedGuestIsRead(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(b), err)
 	}
 	for name, want := range map[string]error{
-		"fifo": sandbox.ErrFileStuck, "loop": sandbox.ErrFilePath, "link": sandbox.ErrFilePath, "sparse": guest.ErrUnclear, "empty": guest.ErrUnclear,
-		"null": guest.ErrUnclear, "zero": guest.ErrUnclear, "dev/null": guest.ErrUnclear, "dev/zero": guest.ErrUnclear, "d": sandbox.ErrFileType,
+		"fifo": sandbox.ErrFileStuck, "loop": sandbox.ErrFilePath, "link": sandbox.ErrFilePath, "sparse": guest.ErrUnclear, "empty": guest.ErrEmpty,
+		"null": guest.ErrEmpty, "zero": guest.ErrUnclear, "dev/null": guest.ErrEmpty, "dev/zero": guest.ErrUnclear, "d": sandbox.ErrFileType,
 		"none": sandbox.ErrFileNotFound, "small/x": sandbox.ErrFileType, "/dev/zero": sandbox.ErrFileType, "/proc/self/mem": sandbox.ErrFileType,
 		"/proc/1/mem": sandbox.ErrFileStuck, strings.Repeat("x", 256): sandbox.ErrFilePath,
 	} {

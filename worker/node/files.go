@@ -129,10 +129,12 @@ func (n *Node) ReadFile(ctx context.Context, id, path string, o sandbox.ReadOpti
 			return err
 		}
 		release, rerr := b.rise(ctx, (*box).glance) // one that waits for its model may be asked, what a caller has paused not
-		if rerr != nil && asleep {
+		switch {
+		case rerr != nil && asleep:
 			return rerr
-		}
-		if rerr != nil {
+		case errors.Is(rerr, sandbox.ErrNotReady) && errors.Is(err, guest.ErrEmpty):
+			return f.Empty(path, begin) // it stays paused, and an empty file must not need it to run
+		case rerr != nil:
 			return err
 		}
 		defer release()
