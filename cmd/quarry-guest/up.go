@@ -22,6 +22,16 @@ type up struct {
 	// folder follow one another.
 	dir     int
 	dirName string
+	// way are the folders above it, open from the top on, so that the next one is not
+	// looked for from there: else many that are nested take a time that is the square of
+	// their number. No link is among them, and no entry replaces a folder.
+	way []level
+}
+
+// level is an open folder in the one before.
+type level struct {
+	name string
+	fd   int
 }
 
 func (h *helper) tarUp() error {
@@ -108,10 +118,54 @@ func (u *up) forget() {
 	u.dir = -1
 }
 
-// open opens a folder below the top and makes what is missing. ".." in a link goes
+// open opens a folder below the top and makes what is missing. The names of a tar are its
+// own, and have neither "." nor "..".
+func (u *up) open(names []string) (int, error) {
+	if len(names) > wire.MaxFolders {
+		return -1, code(wire.CodeDeep, strings.Join(names, "/"))
+	}
+	n := 0
+	for n < len(names) && n < len(u.way) && u.way[n].name == names[n] {
+		n++
+	}
+	u.leave(n)
+	for ; n < len(names); n++ {
+		fd, target, err := u.step(u.last(), names[n])
+		if err != nil {
+			return -1, err
+		}
+		if target != "" {
+			return u.follow(names)
+		}
+		u.way = append(u.way, level{names[n], fd})
+	}
+	return duplicate(u.last())
+}
+
+// last is the last folder of the way.
+func (u *up) last() int {
+	if len(u.way) == 0 {
+		return u.top
+	}
+	return u.way[len(u.way)-1].fd
+}
+
+// leave goes back to the first n folders of the way.
+func (u *up) leave(n int) {
+	for _, l := range u.way[n:] {
+		unix.Close(l.fd)
+	}
+	u.way = u.way[:n]
+}
+
+func duplicate(fd int) (int, error) {
+	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+}
+
+// follow is open where a symlink is on the way. ".." in a link goes
 // back to a folder that is open, so that one that is moved meanwhile leads nowhere.
-func (u *up) open(todo []string) (int, error) {
-	top, err := unix.FcntlInt(uintptr(u.top), unix.F_DUPFD_CLOEXEC, 0)
+func (u *up) follow(todo []string) (int, error) {
+	top, err := duplicate(u.top)
 	if err != nil {
 		return -1, err
 	}
@@ -122,6 +176,7 @@ func (u *up) open(todo []string) (int, error) {
 			stack = stack[:len(stack)-1]
 		}
 	}
+	defer func() { pop(0) }()
 	links := 0
 	for len(todo) > 0 {
 		name := todo[0]
@@ -131,28 +186,27 @@ func (u *up) open(todo []string) (int, error) {
 		}
 		if name == ".." {
 			if len(stack) == 1 && !u.root {
-				pop(0)
 				return -1, code(wire.CodeEscape, name)
 			}
 			pop(max(len(stack)-1, 1))
 			continue
 		}
+		if len(stack) > wire.MaxFolders {
+			return -1, code(wire.CodeDeep, name)
+		}
 		fd, target, err := u.step(stack[len(stack)-1], name)
-		if err != nil || len(stack) > maxDepth || links > maxLinks {
-			if err == nil {
-				err = unix.ELOOP
-			}
-			pop(0)
+		if err != nil {
 			return -1, err
 		}
 		if target == "" {
 			stack = append(stack, fd)
 			continue
 		}
-		links++
+		if links++; links > maxLinks {
+			return -1, unix.ELOOP
+		}
 		if target[0] == '/' {
 			if !u.root {
-				pop(0)
 				return -1, code(wire.CodeEscape, name)
 			}
 			pop(1)
@@ -161,7 +215,6 @@ func (u *up) open(todo []string) (int, error) {
 	}
 	last := stack[len(stack)-1]
 	stack = stack[:len(stack)-1]
-	pop(0)
 	return last, nil
 }
 

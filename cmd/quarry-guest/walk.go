@@ -10,9 +10,10 @@ import (
 	"quarry/worker/guest/wire"
 )
 
-// maxDepth bounds the open folders of a walk: each level is one. A path of MaxPath
-// bytes has at most twice as many levels, of names of one byte.
-const maxDepth = 1024
+// maxDepth bounds the open folders of a walk: each level is one, and the top is one more
+// than a tar up makes. A path of MaxPath bytes has at most twice as many levels, of names
+// of one byte.
+const maxDepth = wire.MaxFolders + 1
 
 // walker goes through folders. It opens each by its name in the one above, and
 // follows no link.

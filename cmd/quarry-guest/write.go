@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"crypto/sha256"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -231,41 +230,10 @@ func (h *helper) remove() error {
 	if err != nil {
 		return fail(err, h.q.Path)
 	}
-	if err := h.removeAt(fd, base, h.q.Path, 0); err != nil {
+	r := &remover{h: h, cur: fd, levels: []removing{{names: []string{base}}}}
+	if err := r.run(); err != nil {
 		return err
 	}
 	h.send(wire.KindEnd, nil)
 	return nil
-}
-
-func (h *helper) removeAt(dir int, name, p string, level int) error {
-	err := unix.Unlinkat(dir, name, 0)
-	if err != unix.EISDIR && err != unix.EPERM {
-		return fail(err, p)
-	}
-	if level >= maxDepth {
-		return code(wire.CodeDeep, p)
-	}
-	fd, operr := openFolder(dir, name, false)
-	if operr == unix.ENOTDIR || operr == unix.ELOOP {
-		return fail(err, p) // it is none: the kernel had its reason
-	}
-	if operr != nil {
-		return fail(operr, p)
-	}
-	defer unix.Close(fd)
-	names, err := readNames(fd, h.q.MaxCount)
-	if err != nil {
-		return fail(err, p)
-	}
-	for _, n := range names {
-		err := h.removeAt(fd, n, strings.TrimRight(p, "/")+"/"+n, level+1)
-		if f, ok := err.(*failure); ok && f.number == uint32(unix.ENOENT) {
-			continue // somebody else did
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return fail(unix.Unlinkat(dir, name, unix.AT_REMOVEDIR), p)
 }

@@ -167,6 +167,18 @@ func TestUnderRunscATarComesUpTheSame(t *testing.T) {
 	}
 }
 
+// Folders in one another cost no more than others: a tar of 500 took more than 30 s, and was file_stuck.
+func TestUnderRunscNestedFoldersGoInAndOutAndAreRemoved(t *testing.T) {
+	f, v := newVM(t, guest.Limits{})
+	roundTrip(t, f, "/tmp/deep", 500)
+	if _, code := v.sh(t, "p=$(printf 'd/%.0s' $(seq 600)); cd /tmp && mkdir -p $p && cd $p && mkdir -p $p"); code != 0 {
+		t.Fatal(code)
+	}
+	if err := f.Remove(context.Background(), "/tmp/d"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestUnderRunscAPausedGuestIsRead(t *testing.T) {
 	f, v := newVM(t, guest.Limits{Paused: 200 * time.Millisecond, PausedBytes: 8 << 20, Stuck: 3})
 	big := content(5 << 20)

@@ -31,7 +31,7 @@ func (f *Files) TarUp(ctx context.Context, name string, owner Owner, r io.Reader
 	if _, _, err := c.next(wire.KindReady); err != nil {
 		return err
 	}
-	u := &upload{c: c, from: &noteEnd{r: r}, limits: f.c.Limits}
+	u := &upload{c: c, from: &noteEnd{r: r}, limits: f.c.Limits, longest: wire.MaxPath - 1 - len(p)}
 	if err := u.send(); err != nil && !errors.Is(err, errGone) {
 		return err
 	}
@@ -63,8 +63,10 @@ type upload struct {
 	c      *call
 	from   *noteEnd
 	limits Limits
-	count  int64
-	bytes  int64
+	// longest is what the names may have, so that each file has a path that names it.
+	longest int
+	count   int64
+	bytes   int64
 }
 
 func (u *upload) send() error {
@@ -117,6 +119,9 @@ func (u *upload) entry(h *tar.Header, tr *tar.Reader) error {
 	if err != nil || skip {
 		return err
 	}
+	if err := u.reachable(e); err != nil {
+		return err
+	}
 	if e.Size > u.limits.Bytes || u.bytes > u.limits.Bytes-e.Size {
 		return fmt.Errorf("%w: more than %d bytes", sandbox.ErrTooLarge, u.limits.Bytes)
 	}
@@ -135,6 +140,22 @@ func (u *upload) entry(h *tar.Header, tr *tar.Reader) error {
 		return fmt.Errorf("%w: %q has %d bytes and not %d", sandbox.ErrInvalid, h.Name, sum.Size, e.Size)
 	}
 	return u.c.send(wire.KindSum, sum.Encode())
+}
+
+// reachable refuses what no other call could list or take out again, before any folder on
+// the way to it is made.
+func (u *upload) reachable(e wire.Entry) error {
+	folders := strings.Count(e.Path, "/")
+	if e.Type == wire.TypeFolder {
+		folders++
+	}
+	if folders > wire.MaxFolders {
+		return fmt.Errorf("%w: %q: it is below %d folders, and %d are possible", sandbox.ErrFilePath, e.Path, folders, wire.MaxFolders)
+	}
+	if len(e.Path) >= u.longest {
+		return fmt.Errorf("%w: %q has %d bytes, and %d are possible in this folder", sandbox.ErrFilePath, e.Path, len(e.Path), u.longest-1)
+	}
+	return nil
 }
 
 // entryOf makes an entry of a header of the archive, which may say anything.

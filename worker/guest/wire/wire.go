@@ -18,6 +18,7 @@ const (
 	MaxPath    = 4096     // of a path or a link's target: Linux has PATH_MAX, with a zero byte
 	MaxExclude = 256      // patterns of a request
 	MaxMessage = 1024     // of an error
+	MaxFolders = 1023     // on the way to a file of a tar, the file too when it is a folder: what a tar down takes
 	MaxData    = 64 << 10 // of one data frame: what a pipe holds
 	// maxFrame fits the largest frame, a request with all its patterns.
 	maxFrame = 64 + (MaxPath+2)*(1+MaxExclude)
