@@ -150,7 +150,7 @@ except Exception as e:
 func TestNetworkOfASandbox(t *testing.T) {
 	l := newNetLab(t)
 	r := newWorkerRigIn(t, l.node, "cold", "--resolver", "192.0.2.1:53")
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	c := r.socketClient()
 	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task", Network: sandbox.Policy{Allow: []sandbox.Rule{{Host: "a.example", Ports: []sandbox.Port{{Number: 80}}}}}}, "key")

@@ -267,7 +267,7 @@ func TestAnAgentsLoopInPython(t *testing.T) {
 	check(t, os.MkdirAll(private, 0o755))
 	check(t, os.WriteFile(filepath.Join(private, "test_private.py"), []byte("from stats import mean\n\ndef test_one():\n    assert mean([4]) == 4\n\ndef test_two():\n    assert mean([1, 2]) == 1.5\n"), 0o644))
 	r := newWorkerRig(t, "cold", "--share", "tests="+tests)
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, filepath.Join("testdata", "agent.py"), r.url, r.token, "t/task")
 	out, err := cmd.CombinedOutput()

@@ -167,10 +167,10 @@ def main():
 
     # Limits: time, output. Whatever the command started is gone.
     before = time.monotonic()
-    code, _, _, r = box.run("sleep 60 & sleep 60", timeout_ms=500)
-    assert r["reason"] == "cmd_timeout" and time.monotonic() - before < 30, r
+    code, _, _, r = box.run("sleep 600 & sleep 600", timeout_ms=500)
+    assert r["reason"] == "cmd_timeout" and time.monotonic() - before < 500, r
     code, out, _, _ = box.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
-    assert b"sleep 60" not in out, out
+    assert b"sleep 600" not in out, out
     code, out, _, r = box.run("head -c 3000000 /dev/zero", max_output_bytes=1000000)
     assert len(out) == 1000000 and r["stdout"]["dropped_bytes"] == 2000000 and code == 0, r["stdout"]
     step("limits hold")
