@@ -50,7 +50,7 @@ test: setup build images lint $(BIN)/gotestsum
 	@mkdir -p $(QUARRY_ARTIFACTS) && rm -f $(QUARRY_ARTIFACTS)/rerun-*.txt
 	CGO_ENABLED=1 $(call RERUN,packages) "$$(go list ./... | grep -v /e2e)" -- -race -timeout 20m
 	go test -timeout 20m -count=1 -run Simulation ./store/gc
-	$(call RERUN,e2e) ./e2e/... -- -timeout 20m -p 1
+	$(call RERUN,e2e) ./e2e/... -- -timeout 45m -p 1
 	@echo "tests that were run again:"; cat $(QUARRY_ARTIFACTS)/rerun-*.txt 2>/dev/null || echo none
 
 # Unit and package tests alone, quick, without the built programs.
@@ -58,7 +58,7 @@ unit:
 	go test $$(go list ./... | grep -v /e2e)
 
 e2e: setup build images
-	go test -timeout 15m -count=1 ./e2e/...
+	go test -timeout 45m -count=1 ./e2e/...
 
 # Boots Debian kernels in QEMU; part of test.
 vm: setup build images

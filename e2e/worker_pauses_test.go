@@ -39,7 +39,7 @@ const (
 	stepsPerOverrun = 300
 	stepsPerFlush   = 900
 	// pausePatience is for a slow machine: much longer than all of it takes.
-	pausePatience = 12 * time.Minute
+	pausePatience = 25 * time.Minute
 )
 
 // counter is an agent that asks its model one thing after another, and says what it was
