@@ -134,13 +134,7 @@ func (t *trial) createAll(ctx context.Context) error {
 	g.SetLimit(creates)
 	for i := range t.Agents {
 		g.Go(func() error {
-			spec := sandbox.Spec{
-				Image: imageName, Entrypoint: t.agentWords(i), MemoryMB: (t.AgentMemory + sentryMemory) >> 20, DiskMB: 64, PIDs: 64,
-				// What each of them is promised is its share of what is given.
-				MemoryRequest: max(1, min(t.Memory/int64(t.Agents), t.AgentMemory)>>20),
-				Network:       sandbox.Policy{Allow: []sandbox.Rule{{CIDR: netip.PrefixFrom(modelAddr.Addr(), 32).String()}}},
-			}
-			sb, err := t.w.Create(ctx, spec, "")
+			sb, err := t.w.Create(ctx, t.spec(i), "")
 			if err != nil {
 				return fmt.Errorf("create agent %d: %w", i, err)
 			}
@@ -156,14 +150,25 @@ func (t *trial) createAll(ctx context.Context) error {
 	return g.Wait()
 }
 
-func (t *trial) agentWords(i int) []string {
+// spec is of an agent's sandbox.
+func (r *run) spec(i int) sandbox.Spec {
+	return sandbox.Spec{
+		// One may have no more than all have together.
+		Image: imageName, Entrypoint: r.agentWords(i), MemoryMB: min(r.AgentMemory+sentryMemory, r.Memory) >> 20, DiskMB: 64, PIDs: 64,
+		// What each of them is promised is its share of what is given.
+		MemoryRequest: max(1, min(r.Memory/int64(r.Agents), r.AgentMemory)>>20),
+		Network:       sandbox.Policy{Allow: []sandbox.Rule{{CIDR: netip.PrefixFrom(modelAddr.Addr(), 32).String()}}},
+	}
+}
+
+func (r *run) agentWords(i int) []string {
 	words := []string{agentPath, "agent", "model=" + modelAddr.String()}
 	for _, w := range []struct {
 		name  string
 		value int64
 	}{
-		{"index", int64(i)}, {"mib", t.AgentMemory >> 20}, {"hot", int64(t.Hot)}, {"moving", int64(t.Moving)}, {"cold", int64(t.Cold)},
-		{"work", t.scaled(work).Milliseconds()}, {"body", questionSize}, {"seed", int64(t.Seed%1000_000)*10_000 + int64(i)},
+		{"index", int64(i)}, {"mib", r.AgentMemory >> 20}, {"hot", int64(r.Hot)}, {"moving", int64(r.Moving)}, {"cold", int64(r.Cold)},
+		{"work", r.scaled(work).Milliseconds()}, {"body", questionSize}, {"seed", int64(r.Seed%1000_000)*10_000 + int64(i)},
 	} {
 		words = append(words, fmt.Sprint(w.name, "=", w.value))
 	}

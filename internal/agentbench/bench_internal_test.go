@@ -160,3 +160,13 @@ func TestAnAgentThatIsNotWokenIsAFailure(t *testing.T) {
 		t.Errorf("failures %v, %v", m.failures, m.told)
 	}
 }
+
+// A worker takes no sandbox that may have more than all have together.
+func TestNoAgentMayHaveMoreThanAllHave(t *testing.T) {
+	for memory, want := range map[int64]int64{64 << 20: 64, 200 << 20: 200, 2 << 30: 200} {
+		r := run{Config: Config{Agents: 2, AgentMemory: 8 << 20, Memory: memory}}
+		if got := r.spec(0); got.MemoryMB != want || got.MemoryRequest > got.MemoryMB {
+			t.Errorf("of %d MiB: an agent may have %d MiB and is promised %d, want %d", memory>>20, got.MemoryMB, got.MemoryRequest, want)
+		}
+	}
+}
