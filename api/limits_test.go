@@ -85,7 +85,7 @@ func metricsOf(t *testing.T, conn net.Conn) string {
 func waitMetric(t *testing.T, conn net.Conn, line string) {
 	t.Helper()
 	var got string
-	for range 1000 { // 10 s and more
+	for range 6000 { // a minute and more
 		if got = metricsOf(t, conn); strings.Contains(got, line+"\n") {
 			return
 		}

@@ -78,7 +78,7 @@ func serve(t testing.TB, dev nbd.Device, configure ...func(*nbd.Server)) string 
 			if err != nil {
 				t.Errorf("Serve: %v", err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("Serve did not return when its context ended")
 		}
 	})

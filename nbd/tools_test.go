@@ -156,7 +156,7 @@ func startNbdkit(t *testing.T, nbdkit string, args ...string) string {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
-	for range 500 {
+	for range 6000 {
 		if c, err := net.Dial("unix", sock); err == nil {
 			c.Close()
 			return sock

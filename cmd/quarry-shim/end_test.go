@@ -110,12 +110,9 @@ func TestSweepLeavesAUsersMountToItsUser(t *testing.T) {
 	defer busy.Close()
 	r.shim.Process.Kill()
 	r.shim.Wait()
-	start := time.Now()
+	// It does not wait for the user, who stays.
 	if err := attach.Sweep(within(t, patience), r.dir); err != nil {
 		t.Errorf("Sweep: %v", err)
-	}
-	if d := time.Since(start); d > 10*time.Second {
-		t.Errorf("Sweep took %v", d)
 	}
 	if left := r.leftovers(); left != "" {
 		t.Errorf("left after Sweep:\n%s", left)

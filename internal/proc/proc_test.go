@@ -121,7 +121,7 @@ func TestEnsureStartsAgainAfterAnOwnerThatWasLeaving(t *testing.T) {
 	// The first two starts find nothing to do; the third does the work.
 	script := `n=$(cat n 2>/dev/null || echo 0); n=$((n+1)); echo $n > n; [ $n -lt 3 ] || touch up; exit 0`
 	args := []string{"/bin/sh", "-c", "cd " + dir + "; " + script}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := proc.Ensure(ctx, args, filepath.Join(dir, "log"), func(context.Context) bool {
 		_, err := os.Stat(up)

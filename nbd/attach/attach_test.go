@@ -328,12 +328,8 @@ func testDeadlineEndsAStalledReadWithEIO(t *testing.T, mode attach.Mode) {
 	src := &memory{image: image}
 	a := attachTo(t, attach.Config{Mode: mode, Source: src, ReadAhead: -1, Deadline: 200 * time.Millisecond})
 	src.stall.Store(&stallForEver)
-	start := time.Now()
 	if err := readBlock(openDirect(t, a.Device()), 4096, image); !errors.Is(err, unix.EIO) {
 		t.Errorf("stalled read: got %v, want EIO", err)
-	}
-	if d := time.Since(start); d > patience {
-		t.Errorf("a deadline of 200 ms took %v", d)
 	}
 }
 

@@ -46,7 +46,7 @@ func makeGroup(t *testing.T, tree *cgroup.Tree, id string, l cgroup.Limits) *cgr
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := errors.Join(g.Kill(ctx), g.Remove(ctx)); err != nil {
 			t.Error(err)
@@ -68,7 +68,7 @@ func inGroup(t *testing.T, tree *cgroup.Tree, g *cgroup.Group, script string) *e
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal(what)
 		}

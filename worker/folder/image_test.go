@@ -260,7 +260,7 @@ func TestTheSerialIsRememberedAndUnlockedBeforeContentComes(t *testing.T) {
 			t.Errorf("serials are %s, error %v, want serial 7", raw, err)
 		}
 		// Another fetch goes through while the content of this one is on its way.
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if _, err := other.Fetch(ctx, p.ref, image.HostPlatform()); err != nil {
 			t.Error(err)

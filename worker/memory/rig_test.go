@@ -148,7 +148,7 @@ func startGuest(t testing.TB, mib int) *guest {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := errors.Join(g.Kill(ctx), g.Remove(ctx), tree.Remove()); err != nil {
 			t.Error(err)

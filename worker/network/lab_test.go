@@ -281,7 +281,7 @@ type guest struct{ *network.Link }
 // patience is how long what is let through is waited for, on a machine that has much
 // else to do; brief is how long what is not let through is seen not to come. Emulated
 // machines say so and need longer.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 var brief = func() time.Duration {
 	if os.Getenv("QUARRY_NETWORK_SLOW") != "" {

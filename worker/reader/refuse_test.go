@@ -110,7 +110,7 @@ func TestWhatTheFolderItselfLacksIsNotTriedAgain(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(r.dir.Path(), "images", id.Hex()+".json"), old, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := nbd.Dial(ctx, "unix", r.dir.ReaderSocket(), id.Hex()); !errors.Is(err, nbd.ErrUnknownExport) {
 		t.Errorf("got %v, want it refused", err)

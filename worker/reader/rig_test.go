@@ -181,7 +181,7 @@ func (r *rig) stats(t *testing.T, id chunk.Digest) tiered {
 // waitFor asks until something is so, which a busy machine has long to bring about.
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for limit := time.Now().Add(20 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatalf("waited in vain for %s", what)
 		}

@@ -17,7 +17,7 @@ func TestAStreamTooManyIsNotWaitedFor(t *testing.T) {
 	defer srv.Close()
 	body, stream := io.Pipe()
 	defer stream.Close() // it stays open
-	late := time.AfterFunc(20*time.Second, func() { stream.Close() })
+	late := time.AfterFunc(time.Minute, func() { stream.Close() })
 	resp, err := http.Post(srv.URL, "", body)
 	if err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ func FuzzAnswer(f *testing.F) {
 			func(ctx context.Context, c *Client) error { _, err := c.MemoryFile(ctx); return err },
 			func(ctx context.Context, c *Client) error { _, err := c.WaitPID(ctx, 1); return err },
 		} {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			err := call(ctx, answering(t, b))
 			cancel()
 			if ctx.Err() == context.DeadlineExceeded {

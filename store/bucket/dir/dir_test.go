@@ -332,7 +332,7 @@ func TestReadFollowsAppendsInProgress(t *testing.T) {
 		}
 		done <- nil
 	}()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		entries := buckettest.Entries(t, b, 1)
 		for i, e := range entries {
 			if e.N != uint64(i+1) || e.Data[0] != byte(e.N) {
