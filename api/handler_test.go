@@ -247,8 +247,10 @@ func TestADamagedObjectIsAnErrorAndNotADownload(t *testing.T) {
 type faulty struct {
 	api.Chunks
 	fail   map[chunk.Digest]error
-	stall  map[chunk.Digest]bool // until the context ends
+	stall  map[chunk.Digest]bool // until the context ends, or release is closed
 	silent map[chunk.Digest]bool // left out of batches
+
+	release chan struct{}
 }
 
 func (f *faulty) StoredBatch(ctx context.Context, ds []chunk.Digest, fn func(chunk.Digest, packed.Stored, error) error) error {
@@ -269,8 +271,12 @@ func (f *faulty) StoredBatch(ctx context.Context, ds []chunk.Digest, fn func(chu
 		}
 	}
 	if len(late) > 0 {
-		<-ctx.Done()
-		return ctx.Err()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-f.release:
+			return errors.New("released")
+		}
 	}
 	return nil
 }
@@ -366,9 +372,10 @@ func TestBadBatchesAreRefused(t *testing.T) {
 func TestBusyServerSaysWhenToComeBack(t *testing.T) {
 	w := apitest.New(t)
 	slow := w.PutChunk(t, []byte("slow"))
+	release := make(chan struct{})
 	srv, _ := w.Serve(t, func(c *api.Config) {
-		c.Chunks = &faulty{Chunks: w.Chunks, stall: map[chunk.Digest]bool{slow: true}}
-		c.MaxReads, c.QueueTimeout, c.ChunkTimeout = 1, 10*time.Millisecond, 2*time.Second
+		c.Chunks = &faulty{Chunks: w.Chunks, stall: map[chunk.Digest]bool{slow: true}, release: release}
+		c.MaxReads, c.QueueTimeout, c.ChunkTimeout = 1, 10*time.Millisecond, time.Hour
 	})
 	body := string(api.EncodeDigests([]chunk.Digest{slow}))
 	done := make(chan answer, 1)
@@ -376,7 +383,8 @@ func TestBusyServerSaysWhenToComeBack(t *testing.T) {
 		a, _ := tryAsk(t, "POST", srv.URL+"/v1/chunks:batchGet", body, "Content-Type", api.TypeDigests)
 		done <- a
 	}()
-	deadline := time.Now().Add(2 * time.Second)
+	defer func() { close(release); <-done }()
+	deadline := time.Now().Add(time.Minute)
 	for {
 		a := ask(t, "GET", srv.URL+"/v1/chunks/"+slow.String(), "")
 		if a.StatusCode == 503 {
@@ -389,7 +397,6 @@ func TestBusyServerSaysWhenToComeBack(t *testing.T) {
 			t.Fatal("the server never was busy")
 		}
 	}
-	<-done
 }
 
 func TestLocalRoutesAreHiddenFromTheNetwork(t *testing.T) {

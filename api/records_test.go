@@ -199,10 +199,24 @@ func TestAClientThatDoesNotReadRecordsLosesItsSlot(t *testing.T) {
 func TestASlowClientGetsItsRecords(t *testing.T) {
 	w := apitest.New(t)
 	ds := randomChunks(t, w, 300, 30_000)
+	// On a busy machine a client may be silent for a while and not want to: one that is
+	// slower has to get all of it where it may be silent for longer.
+	var err error
+	for stall := 200 * time.Millisecond; stall < 10*time.Second; stall *= 4 {
+		if err = slowly(t, w, ds, stall); err == nil {
+			return
+		}
+	}
+	t.Error(err)
+}
+
+// slowly reads records in some four times the time for which a client may be silent.
+func slowly(t *testing.T, w *apitest.World, ds []chunk.Digest, stall time.Duration) error {
+	t.Helper()
 	srv, _ := w.Serve(t, func(c *api.Config) {
 		inFiles(t, w, nil)(c)
-		c.StallTimeout = 200 * time.Millisecond
-		c.ChunkTimeout = 300 * time.Millisecond // it is not the store that is silent
+		c.StallTimeout = stall
+		c.ChunkTimeout = stall * 3 / 2 // it is not the store that is silent
 	})
 	conn := dialBatch(t, srv.Listener.Addr().String(), ds)
 	defer conn.Close()
@@ -210,7 +224,7 @@ func TestASlowClientGetsItsRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got bytes.Buffer
-	for buf := make([]byte, 256<<10); ; time.Sleep(20 * time.Millisecond) {
+	for buf := make([]byte, 256<<10); ; time.Sleep(stall / 10) {
 		n, err := conn.Read(buf)
 		got.Write(buf[:n])
 		if err != nil || bytes.HasSuffix(got.Bytes(), append([]byte{2, 0, 0, 0, 0x2c, 1}, make([]byte, 42)...)) {
@@ -220,8 +234,9 @@ func TestASlowClientGetsItsRecords(t *testing.T) {
 	_, body, _ := bytes.Cut(got.Bytes(), []byte("\r\n\r\n"))
 	frames, version, err := decodeAnswer(bytes.NewReader(body), len(ds))
 	if err != nil || version != 2 || len(frames) != len(ds) {
-		t.Errorf("%d chunks of version %d, error %v", len(frames), version, err)
+		return fmt.Errorf("%d chunks of version %d, error %v", len(frames), version, err)
 	}
+	return nil
 }
 
 // Over TLS, over HTTP/2 and over a unix socket nothing can be sent past the process,
