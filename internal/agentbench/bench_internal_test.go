@@ -170,3 +170,12 @@ func TestNoAgentMayHaveMoreThanAllHave(t *testing.T) {
 		}
 	}
 }
+
+// A person's own store and keys are not those of the image that the bench makes.
+func TestTheStoreOfTheEnvironmentIsNotMeasured(t *testing.T) {
+	ours := []string{"PATH=/bin", "QUARRY_TRUST=/keys", "QUARRY_STORE=http://store", "QUARRY_ATTACH=fuse", "QUARRY_TRUSTED=no"}
+	want := []string{"PATH=/bin", "QUARRY_ATTACH=fuse", "QUARRY_TRUSTED=no"}
+	if got := environment(ours); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

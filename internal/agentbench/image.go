@@ -29,6 +29,7 @@ func (r *run) makeImage(ctx context.Context) error {
 		return fmt.Errorf("make the image of the agents: %w", err)
 	}
 	cmd := exec.CommandContext(ctx, r.Quarry, "convert", "oci:"+layout, "--data", r.path("data"), "--name", imageName)
+	cmd.Env = environment(os.Environ())
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("convert the image of the agents: %w: %s", err, out)
 	}

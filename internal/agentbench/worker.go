@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -51,6 +52,7 @@ func (r *run) startWorker(p *apart.Pair, arm Arm) (w *measured, err error) {
 		"--memory", fmt.Sprint(r.Memory), "--max-sandboxes", fmt.Sprint(r.Agents),
 	}
 	w.cmd = exec.Command(r.Quarry, append(args, armFlags(arm)...)...)
+	w.cmd.Env = environment(os.Environ())
 	// A person's ^C is for us, who end it in order.
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	log, err := os.Create(w.log)
@@ -76,6 +78,18 @@ func (r *run) startWorker(p *apart.Pair, arm Arm) (w *measured, err error) {
 	go io.Copy(io.Discard, out) // ends with the worker
 	w.Client, err = client.New(client.Config{URL: "unix:" + filepath.Join(r.path(string(arm)), "worker.sock")})
 	return w, err
+}
+
+// elsewhere are variables of the environment that name a store and who is trusted there.
+// What is measured has its own.
+var elsewhere = []string{"QUARRY_DATA", "QUARRY_STORE", "QUARRY_TRUST", "QUARRY_TOKEN", "QUARRY_TOKEN_FILE", "QUARRY_CA", "QUARRY_NODE", "QUARRY_WORKER"}
+
+// environment is what the programs that are measured have of ours.
+func environment(ours []string) []string {
+	return slices.DeleteFunc(slices.Clone(ours), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return slices.Contains(elsewhere, name)
+	})
 }
 
 func armFlags(a Arm) []string {
