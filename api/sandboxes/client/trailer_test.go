@@ -85,15 +85,10 @@ var streams = map[string]func(*client.Client, context.Context) error{
 	},
 }
 
-// withHTTP2 serves n by HTTP/2.
+// withHTTP2 is a client of n by HTTP/2.
 func withHTTP2(t *testing.T, n sandbox.Node) *client.Client {
 	t.Helper()
-	h := sandboxes.NewHandler(sandboxes.Config{Node: n})
-	srv := httptest.NewUnstartedServer(h)
-	srv.Config = sandboxes.NewServer(h)
-	srv.EnableHTTP2 = true
-	srv.StartTLS()
-	t.Cleanup(func() { h.Stop(); srv.Close() })
+	srv := serveHTTP2(t, n)
 	c, err := client.New(client.Config{URL: srv.URL, HTTP: srv.Client()})
 	if err != nil {
 		t.Fatal(err)
