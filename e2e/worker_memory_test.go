@@ -3,8 +3,6 @@ package e2e_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,12 +12,12 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"quarry/api/sandboxes/client"
 	"quarry/internal/need"
+	"quarry/internal/swap"
 	"quarry/worker/cgroup"
 	"quarry/worker/sandbox"
 )
@@ -49,24 +47,14 @@ func swapFile(t *testing.T, dir string, size int64) {
 	if hasSwap() {
 		need.Missing(t, "a machine without swap of its own, so that a test may choose where it is")
 	}
-	header := make([]byte, os.Getpagesize()) // as mkswap writes it
-	binary.NativeEndian.PutUint32(header[1024:], 1)
-	binary.NativeEndian.PutUint32(header[1028:], uint32(size/int64(len(header))-1))
-	copy(header[len(header)-10:], "SWAPSPACE2")
 	path := filepath.Join(dir, "swap")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
-	check(t, err)
-	check(t, unix.Fallocate(int(f.Fd()), 0, 0, size))
-	_, err = f.WriteAt(header, 0)
-	check(t, errors.Join(err, f.Sync(), f.Close()))
-	name, err := unix.BytePtrFromString(path)
-	check(t, err)
-	if _, _, e := unix.Syscall(unix.SYS_SWAPON, uintptr(unsafe.Pointer(name)), 0, 0); e != 0 {
-		need.Missing(t, "swap on "+path+": "+e.Error())
+	check(t, swap.MakeFile(path, size))
+	if err := swap.On(path); err != nil {
+		need.Missing(t, "swap: "+err.Error())
 	}
 	t.Cleanup(func() {
-		if _, _, e := unix.Syscall(unix.SYS_SWAPOFF, uintptr(unsafe.Pointer(name)), 0, 0); e != 0 {
-			t.Errorf("swapoff %s: %v", path, e)
+		if err := swap.Off(path); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -1,16 +1,14 @@
 package agentbench
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
+	"quarry/internal/swap"
 )
 
 // Swap is what is switched on for a run: a file or a zram of a size, or nothing.
@@ -76,10 +74,13 @@ func (s Swap) on(dir string, wanted int64) (*swapArea, error) {
 	if s.Kind == "zram" {
 		err = a.makeZram()
 	} else {
-		err = a.makeFile(filepath.Join(dir, "swap"))
+		path := filepath.Join(dir, "swap")
+		if err = swap.MakeFile(path, a.Size); err == nil {
+			a.path = path
+		}
 	}
 	if err == nil {
-		err = swapCall(unix.SYS_SWAPON, a.path)
+		err = swap.On(a.path)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make swap (--swap none does without): %w", err), a.remove())
@@ -92,7 +93,7 @@ func (s *swapArea) off() error {
 	if s.Kind == "none" {
 		return nil
 	}
-	if err := swapCall(unix.SYS_SWAPOFF, s.path); err != nil {
+	if err := swap.Off(s.path); err != nil {
 		return fmt.Errorf("swap stays on: %w", err)
 	}
 	return s.remove()
@@ -105,17 +106,6 @@ func (s *swapArea) remove() error {
 	}
 	if s.path != "" {
 		return os.Remove(s.path)
-	}
-	return nil
-}
-
-func swapCall(call uintptr, path string) error {
-	name, err := unix.BytePtrFromString(path)
-	if err != nil {
-		return err
-	}
-	if _, _, e := unix.Syscall(call, uintptr(unsafe.Pointer(name)), 0, 0); e != 0 {
-		return &os.PathError{Op: map[uintptr]string{unix.SYS_SWAPON: "swapon", unix.SYS_SWAPOFF: "swapoff"}[call], Path: path, Err: e}
 	}
 	return nil
 }
@@ -137,31 +127,8 @@ func (s *swapArea) makeZram() error {
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt(swapHeader(s.Size), 0)
+	_, err = f.WriteAt(swap.Header(s.Size), 0)
 	return errors.Join(err, f.Close())
-}
-
-func (s *swapArea) makeFile(path string) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	s.path = path
-	err = unix.Fallocate(int(f.Fd()), 0, 0, s.Size)
-	if err == nil {
-		_, err = f.WriteAt(swapHeader(s.Size), 0)
-	}
-	return errors.Join(err, f.Sync(), f.Close())
-}
-
-// swapHeader is the first page of a swap area, as mkswap writes it.
-func swapHeader(size int64) []byte {
-	page := os.Getpagesize()
-	b := make([]byte, page)
-	binary.NativeEndian.PutUint32(b[1024:], 1)
-	binary.NativeEndian.PutUint32(b[1028:], uint32(size/int64(page)-1))
-	copy(b[page-10:], "SWAPSPACE2")
-	return b
 }
 
 // used is what lies in swap, and what a zram takes of the machine's memory for it.

@@ -24,6 +24,7 @@ var arrows = map[string][]string{
 	"internal/proc":       {},
 	"internal/fdpass":     {},
 	"internal/netns":      {},
+	"internal/swap":       {},
 	"internal/rescue":     {},
 	"internal/wakeup":     {},
 	"internal/inflate":    {},
@@ -101,7 +102,7 @@ var arrows = map[string][]string{
 	"api/sandboxes/page":   {"worker/sandbox"},
 
 	// A worker and its sandboxes.
-	"internal/agentbench": {"api/sandboxes/client", "worker/cgroup", "worker/network/apart", "worker/sandbox"},
+	"internal/agentbench": {"internal/swap", "api/sandboxes/client", "worker/cgroup", "worker/network/apart", "worker/sandbox"},
 
 	// Programs.
 	"cmd/quarry": join(ground, formats, "nbd", "nbd/blockdev", "nbd/attach", "chunkindex", "store/bucket/dir", "store/bucket/ranges", "store/bucket/s3", "store/packed", "store/follow", "store/writer", "store/registry", "store/gc", "store/lease",

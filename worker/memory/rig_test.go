@@ -3,7 +3,6 @@ package memory_test
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -13,11 +12,11 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"quarry/internal/need"
+	"quarry/internal/swap"
 	"quarry/worker/cgroup"
 	"quarry/worker/memory"
 	"quarry/worker/sentry"
@@ -46,18 +45,16 @@ func swapOn(t testing.TB, kind string, size int64) {
 		makeZram(t, size)
 	} else {
 		path = filepath.Join(need.ShortDir(t), "swap")
-		makeSwapFile(t, path, size)
+		if err := swap.MakeFile(path, size); err != nil {
+			t.Fatal(err)
+		}
 	}
-	name, err := unix.BytePtrFromString(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, _, e := unix.Syscall(unix.SYS_SWAPON, uintptr(unsafe.Pointer(name)), 0, 0); e != 0 {
-		need.Missing(t, "swap on "+path+": "+e.Error())
+	if err := swap.On(path); err != nil {
+		need.Missing(t, "swap: "+err.Error())
 	}
 	t.Cleanup(func() {
-		if _, _, e := unix.Syscall(unix.SYS_SWAPOFF, uintptr(unsafe.Pointer(name)), 0, 0); e != 0 {
-			t.Errorf("swapoff %s: %v", path, e)
+		if err := swap.Off(path); err != nil {
+			t.Error(err)
 		}
 	})
 }
@@ -93,37 +90,12 @@ func makeZram(t testing.TB, size int64) {
 	t.Cleanup(func() { os.WriteFile(sys+"reset", []byte("1"), 0) })
 	f, err := os.OpenFile("/dev/zram0", os.O_WRONLY, 0)
 	if err == nil {
-		_, err = f.WriteAt(swapHeader(size), 0)
+		_, err = f.WriteAt(swap.Header(size), 0)
 		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func makeSwapFile(t testing.TB, path string, size int64) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = unix.Fallocate(int(f.Fd()), 0, 0, size)
-	if err == nil {
-		_, err = f.WriteAt(swapHeader(size), 0)
-	}
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// swapHeader is the first page of a swap area, as mkswap writes it.
-func swapHeader(size int64) []byte {
-	page := os.Getpagesize()
-	b := make([]byte, page)
-	binary.NativeEndian.PutUint32(b[1024:], 1)
-	binary.NativeEndian.PutUint32(b[1028:], uint32(size/int64(page)-1))
-	copy(b[page-10:], "SWAPSPACE2")
-	return b
 }
 
 // guest is a sandbox in a group of its own, with a process that holds memory.
