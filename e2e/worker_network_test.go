@@ -3,12 +3,10 @@ package e2e_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,6 +19,7 @@ import (
 	"quarry/internal/need"
 	"quarry/internal/netns"
 	"quarry/worker/network"
+	"quarry/worker/network/apart"
 	"quarry/worker/sandbox"
 )
 
@@ -34,18 +33,15 @@ func newNetLab(t *testing.T) *netLab {
 	t.Helper()
 	need.Root(t)
 	l := &netLab{t: t}
-	dir := t.TempDir()
-	for name, p := range map[string]*string{"node": &l.node, "outside": &l.outside} {
-		*p = filepath.Join(dir, name)
-		check(t, netns.Make(*p))
-		t.Cleanup(func() { check(t, netns.Remove(*p)) })
-	}
-	l.wire()
+	p, err := apart.New(t.TempDir(), netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("203.0.113.11"))
+	check(t, err)
+	t.Cleanup(func() { check(t, p.Close()) })
+	l.node, l.outside = p.Node, p.Outside
 	for _, a := range []string{"203.0.113.10", "203.0.113.11"} {
 		s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "page of %s at %s", r.Host, a) })}
 		t.Cleanup(func() { s.Close() })
-		var listener net.Listener
-		check(t, netns.Do(l.outside, func() (err error) { listener, err = net.Listen("tcp4", a+":80"); return err }))
+		listener, err := p.Listen(netip.MustParseAddrPort(a + ":80"))
+		check(t, err)
 		go s.Serve(listener) // ends with Close
 	}
 	var c net.PacketConn
@@ -53,42 +49,6 @@ func newNetLab(t *testing.T) *netLab {
 	t.Cleanup(func() { c.Close() })
 	go answerNames(c, map[string]string{"a.example.": "203.0.113.10", "b.example.": "203.0.113.11"})
 	return l
-}
-
-// wire connects the two: the node at 192.0.2.10, its router and two hosts outside.
-func (l *netLab) wire() {
-	l.t.Helper()
-	up := func(name string, addrs ...string) error {
-		link, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		for _, text := range addrs {
-			a, err := netlink.ParseAddr(text)
-			if err != nil {
-				return err
-			}
-			if err := netlink.AddrAdd(link, a); err != nil {
-				return err
-			}
-		}
-		return netlink.LinkSetUp(link)
-	}
-	check(l.t, netns.Do(l.node, func() error {
-		outside, err := os.Open(l.outside)
-		if err != nil {
-			return err
-		}
-		defer outside.Close()
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "up0"
-		return errors.Join(netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "up0", PeerNamespace: netlink.NsFd(int(outside.Fd()))}),
-			up("lo"), up("up0", "192.0.2.10/24"))
-	}))
-	check(l.t, netns.Do(l.outside, func() error {
-		return errors.Join(up("lo", "203.0.113.10/32", "203.0.113.11/32"), up("up0", "192.0.2.1/24"))
-	}))
-	check(l.t, netns.Do(l.node, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("192.0.2.1")}) }))
 }
 
 // sandboxLinks are the interfaces of the node that are of sandboxes.

@@ -27,7 +27,7 @@ const (
 
 // Pair is the two namespaces. Its methods may be called at once.
 type Pair struct {
-	node, outside string // files that name them
+	Node, Outside string // files that name them
 }
 
 // New makes both, named by files in a folder. Outside has the addresses given beside its
@@ -39,15 +39,15 @@ func New(dir string, outside ...netip.Addr) (p *Pair, err error) {
 			err = errors.Join(fmt.Errorf("make network namespaces: %w", err), p.Close())
 		}
 	}()
-	for name, to := range map[string]*string{"node": &p.node, "outside": &p.outside} {
+	for name, to := range map[string]*string{"node": &p.Node, "outside": &p.Outside} {
 		path := filepath.Join(dir, name)
 		if err := netns.Make(path); err != nil {
 			return p, err
 		}
 		*to = path
 	}
-	err = netns.Do(p.node, func() error {
-		peer, err := os.Open(p.outside)
+	err = netns.Do(p.Node, func() error {
+		peer, err := os.Open(p.Outside)
 		if err != nil {
 			return err
 		}
@@ -64,16 +64,16 @@ func New(dir string, outside ...netip.Addr) (p *Pair, err error) {
 	for _, a := range outside {
 		own = append(own, netip.PrefixFrom(a, a.BitLen()).String())
 	}
-	if err := netns.Do(p.outside, func() error { return errors.Join(up("lo", own...), up(wire, routerAddr+"/24")) }); err != nil {
+	if err := netns.Do(p.Outside, func() error { return errors.Join(up("lo", own...), up(wire, routerAddr+"/24")) }); err != nil {
 		return p, err
 	}
-	return p, netns.Do(p.node, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(routerAddr)}) })
+	return p, netns.Do(p.Node, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(routerAddr)}) })
 }
 
 // Close removes both. They are gone when nothing runs or listens there any more.
 func (p *Pair) Close() error {
 	var errs []error
-	for _, path := range []string{p.node, p.outside} {
+	for _, path := range []string{p.Node, p.Outside} {
 		if path != "" {
 			errs = append(errs, netns.Remove(path))
 		}
@@ -83,7 +83,7 @@ func (p *Pair) Close() error {
 
 // Listen listens outside, on an address that New was given.
 func (p *Pair) Listen(at netip.AddrPort) (l net.Listener, err error) {
-	err = netns.Do(p.outside, func() (err error) {
+	err = netns.Do(p.Outside, func() (err error) {
 		l, err = net.Listen("tcp4", at.String())
 		return err
 	})
@@ -92,7 +92,7 @@ func (p *Pair) Listen(at netip.AddrPort) (l net.Listener, err error) {
 
 // Start starts a program on the node. Its SysProcAttr may have no Pdeathsig: the thread
 // that starts it ends at once.
-func (p *Pair) Start(cmd *exec.Cmd) error { return netns.Do(p.node, cmd.Start) }
+func (p *Pair) Start(cmd *exec.Cmd) error { return netns.Do(p.Node, cmd.Start) }
 
 func up(name string, addrs ...string) error {
 	link, err := netlink.LinkByName(name)
