@@ -242,7 +242,7 @@ func (m *machine) end() {
 	cleanUp(m.base)
 }
 
-// TestReplayAcrossKilledReaders kills the reader under reading processes, 200 ms
+// TestReplayAcrossKilledReaders kills the reader under reading processes, up to 200 ms
 // after it has come up, again and again, while the tag moves to another image.
 func TestReplayAcrossKilledReaders(t *testing.T) {
 	m := newMachine(t)
@@ -256,7 +256,7 @@ func TestReplayAcrossKilledReaders(t *testing.T) {
 		if n == kills/2 {
 			m.publish("t/x")
 		}
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(time.Duration(n%5) * 50 * time.Millisecond)
 		syscall.Kill(last, syscall.SIGKILL)
 	}
 	m.newReader(last)
