@@ -127,6 +127,23 @@ func TestPausedForItsModel(t *testing.T) {
 	answers.give(ctx, "seen")
 	until("the answer after it", said("seen"))
 
+	// A holder that stands holds up neither the worker's end nor, below, a delete.
+	until("a pause", state(sandbox.StatePaused))
+	holders := r.processesOf(sb.ID, "holder")
+	if len(holders) != 1 {
+		t.Fatalf("holders: %v", holders)
+	}
+	check(t, syscall.Kill(holders[0], syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(holders[0], syscall.SIGCONT) })
+	r.stopWorker()
+	check(t, syscall.Kill(holders[0], syscall.SIGCONT))
+	r.startWorkerIn(l.node, flags...)
+	c = r.socketClient()
+	answers.give(ctx, "after a stop") // it runs since the stop: this answer's question was not seen, the next one is
+	until("an answer after the worker's end", said("after a stop"))
+	until("a pause", state(sandbox.StatePaused))
+	check(t, syscall.Kill(holders[0], syscall.SIGSTOP))
+
 	got, err := c.Get(ctx, sb.ID)
 	check(t, err)
 	if got.Pauses < 7 || got.PausedFor == 0 {

@@ -145,6 +145,17 @@ func whenReady(call func() error) error {
 	}
 }
 
+// stopWorker ends the worker as an upgrade does, which leaves its sandboxes running.
+func (r *workerRig) stopWorker() {
+	r.t.Helper()
+	check(r.t, r.worker.Process.Signal(syscall.SIGTERM))
+	kill := time.AfterFunc(time.Minute, func() { _ = r.worker.Process.Kill() }) // as systemd does
+	if err := r.worker.Wait(); err != nil {
+		r.t.Errorf("the worker's end: %v\n%s", err, r.logTail())
+	}
+	kill.Stop()
+}
+
 // run runs a command in a sandbox and returns its exit code and output.
 func run(ctx context.Context, c *client.Client, id string, e sandbox.ExecSpec) (int, string, error) {
 	if e.ID == "" {

@@ -18,6 +18,12 @@ import (
 	"quarry/worker/sentry"
 )
 
+// MaxCall is longer than any call takes of those that have a sandbox stand or run, whatever
+// its Sentry does: a command that starts goes before (2 minutes), and a pause that is undone
+// (40 s), and then at most a checkpoint or a restore (10 minutes); and as much again for a
+// machine that is short of everything. A holder that has not answered by then is of no use.
+const MaxCall = 2 * (StartTimeout + pauseTimeout + undoTimeout + resumeTimeout + max(checkpointTimeout, restoreTimeout))
+
 // maxIdle is how many connections a client keeps for its next calls.
 const maxIdle = 4
 

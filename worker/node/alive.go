@@ -67,26 +67,72 @@ func (n *Node) unanswered(before map[*box]int, ask func(*box, context.Context) e
 	return after
 }
 
-// answers asks the holder of a sandbox that runs, and by it the Sentry. That of a paused
-// one is not asked, as its memory may be taken: it answers when it is resumed, or is
-// ended. Nobody asks one that is being paused, hibernated or woken.
+// answers asks the holder of a sandbox, and by it the Sentry of one that runs. That of a
+// paused one is not asked, as its memory may be taken: it answers when it is resumed, or
+// is ended. Nor is that of one that is being paused, hibernated or woken, for which its
+// holder has bounds.
 func (b *box) answers(ctx context.Context) error {
 	b.mu.Lock()
-	h, runs := b.h, b.state == sandbox.StateRunning && b.cause == nil && !b.nap.now
+	h, lives := b.h, b.state == sandbox.StateRunning && b.cause == nil
 	b.mu.Unlock()
-	if h == nil || !runs || !b.pausing.TryLock() {
+	if h == nil || !lives {
 		return nil
 	}
-	stands := b.held != 0
-	b.pausing.Unlock()
-	var err error
-	if stands {
-		_, err = h.State(ctx)
-	} else {
-		_, err = h.Usage(ctx)
+	runs := b.pausing.TryLock()
+	if runs {
+		runs = b.held == 0
+		b.pausing.Unlock()
 	}
-	if errors.Is(err, sandbox.ErrEnded) || errors.Is(err, holder.ErrLost) {
-		return nil // which is noticed otherwise
+	var err error
+	if runs {
+		_, err = h.Usage(ctx)
+	} else {
+		_, err = h.State(ctx)
+	}
+	if errors.Is(err, sandbox.ErrEnded) || errors.Is(err, holder.ErrLost) || errors.Is(err, holder.ErrHibernated) {
+		return nil // which is noticed otherwise, or has begun just now
 	}
 	return err
+}
+
+// settleTime is how long a node that is closed waits for a pause or a resume under way,
+// which takes a part of a second.
+const settleTime = 5 * time.Second
+
+// errLeft says that the node was closed in the middle. The holder may go on: the next
+// node finds out.
+var errLeft = fmt.Errorf("%w: the worker is stopped: ask the next one", sandbox.ErrNotReady)
+
+// alter makes a call of the holder that has the sandbox stand or run. Who asked for it may
+// go away, without leaving it unknown what came of it; so it ends with the sandbox, late
+// after the node was closed, or when a holder that works would have answered: then the
+// sandbox is ended. Errors: sandbox.ErrEnded, errLeft.
+func (b *box) alter(late time.Duration, call func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	go func() { // ends with ctx
+		most, closed, left := time.After(holder.MaxCall), b.n.life.Done(), (<-chan time.Time)(nil)
+		for {
+			select {
+			case <-b.ask:
+				cancel(sandbox.ErrEnded)
+			case <-b.dead:
+				cancel(sandbox.ErrEnded)
+			case <-b.starved:
+				cancel(sandbox.ErrEnded)
+			case <-most:
+				message := fmt.Sprintf("its holder has not answered for %v", holder.MaxCall)
+				b.end(cause{Reason: sandbox.ReasonRuntime, Message: message})
+				cancel(fmt.Errorf("%w: %s", sandbox.ErrEnded, message))
+			case <-closed:
+				closed, left = nil, time.After(late)
+				continue
+			case <-left:
+				cancel(errLeft)
+			case <-ctx.Done():
+			}
+			return
+		}
+	}()
+	return call(ctx)
 }

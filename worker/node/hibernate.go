@@ -86,9 +86,8 @@ func (b *box) hibernate() error {
 	if b.napping() {
 		return nil
 	}
-	ctx := b.n.life // who asked may go away; the holder goes on, and the next node finds out
 	began := time.Now()
-	size, err := b.putToDisk(ctx)
+	size, err := b.putToDisk()
 	b.n.c.Naps.hibernated(time.Since(began), resultOf(err))
 	if errors.Is(err, holder.ErrNotHibernated) {
 		return fmt.Errorf("%w: %w", sandbox.ErrNotHibernated, err)
@@ -103,7 +102,7 @@ func (b *box) hibernate() error {
 
 // putToDisk has the holder do it. Nothing reaches the sandbox from before the checkpoint
 // until it is woken, or that is refused.
-func (b *box) putToDisk(ctx context.Context) (size int64, err error) {
+func (b *box) putToDisk() (size int64, err error) {
 	b.mu.Lock()
 	link := b.link
 	b.mu.Unlock()
@@ -113,13 +112,13 @@ func (b *box) putToDisk(ctx context.Context) (size int64, err error) {
 		}
 	}
 	b.forgetMemory()
-	if err = b.cannotNap(ctx); err == nil {
-		size, err = b.h.Hibernate(ctx)
+	if err = b.cannotNap(b.n.life); err == nil {
+		err = b.alter(0, func(ctx context.Context) error { size, err = b.h.Hibernate(ctx); return err })
 	}
 	if errors.Is(err, sandbox.ErrInvalid) {
 		err = fmt.Errorf("%w: the process that holds it is of an earlier quarry, which could not", holder.ErrNotHibernated)
 	}
-	if err != nil && ctx.Err() == nil {
+	if err != nil && b.n.life.Err() == nil && !b.ending() {
 		b.readyMemory()
 		b.offerMemory(true)
 		err = errors.Join(err, b.reopen())
@@ -190,7 +189,7 @@ func (b *box) noteNap(now nap) {
 // runOn lets the guest go on, or restores it. b.pausing is held.
 func (b *box) runOn() error {
 	if !b.napping() {
-		err := b.h.Resume(context.Background())
+		err := b.alter(settleTime, b.h.Resume)
 		if !errors.Is(err, holder.ErrHibernated) { // as an earlier node has left it
 			return err
 		}
@@ -199,10 +198,10 @@ func (b *box) runOn() error {
 		return sandbox.ErrEnded // of what is on the disk nothing is wanted
 	}
 	began := time.Now()
-	err := b.restore(context.Background())
+	err := b.restore()
 	b.n.c.Naps.woken(time.Since(began), resultOf(err))
 	if err != nil {
-		if !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, holder.ErrLost) {
+		if !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, holder.ErrLost) && !errors.Is(err, errLeft) {
 			b.end(cause{Reason: sandbox.ReasonRestore, Message: "it was hibernated and could not be restored: " + err.Error()})
 			err = fmt.Errorf("%w: %w", sandbox.ErrEnded, err)
 		}
@@ -214,7 +213,7 @@ func (b *box) runOn() error {
 }
 
 // restore gives the sandbox what runsc takes at each start, and has it started.
-func (b *box) restore(ctx context.Context) error {
+func (b *box) restore() error {
 	b.mu.Lock()
 	link := b.link
 	b.mu.Unlock()
@@ -225,7 +224,10 @@ func (b *box) restore(ctx context.Context) error {
 	}
 	err := b.bindAgain()
 	if err == nil {
-		err = b.h.Wake(ctx)
+		err = b.alter(0, b.h.Wake)
+	}
+	if errors.Is(err, errLeft) {
+		return err // the gofer may not have them yet
 	}
 	if err == nil {
 		err = b.reopen()
@@ -377,7 +379,8 @@ func (b *box) takePause() error {
 	}
 	b.n.work.Go(func() { // ends with the node's life, or the holder's answer
 		defer b.pausing.Unlock()
-		st, err := b.h.Settled(b.n.life)
+		var st holder.State
+		err := b.alter(0, func(ctx context.Context) (err error) { st, err = b.h.Settled(ctx); return err })
 		if err == nil {
 			b.mu.Lock()
 			b.paused.now = st.Paused

@@ -269,6 +269,9 @@ func (d *idler) pause() error {
 	if err == nil && b.asksModel() { // it has asked just now
 		err = b.letGo(byIdle)
 	}
+	if errors.Is(err, errLeft) {
+		return err // the mark stays, as it may stand
+	}
 	if b.held&byIdle == 0 {
 		err = errors.Join(err, remove(b.idlePath()))
 	}

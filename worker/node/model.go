@@ -141,6 +141,9 @@ func (b *box) pauseForModel(ctx context.Context) error {
 		return err
 	}
 	err := b.hold(byModel)
+	if errors.Is(err, errLeft) {
+		return err // the mark stays, as it may stand
+	}
 	if err != nil || b.held&byCall != 0 {
 		err = errors.Join(err, b.noLonger())
 	}
@@ -181,8 +184,8 @@ func remove(path string) error {
 func (b *box) hold(who want) error {
 	if b.held == 0 {
 		b.readyMemory()
-		// A caller that goes away must not leave it unknown whether the guest stands.
-		if err := b.h.Pause(context.Background(), false); err != nil {
+		err := b.alter(settleTime, func(ctx context.Context) error { return b.h.Pause(ctx, false) })
+		if err != nil {
 			return err
 		}
 		if b.notePause(true) {

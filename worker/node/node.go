@@ -152,8 +152,8 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 		return nil, err
 	}
 	if err := n.adoptAll(ctx); err != nil {
-		n.closeWaits()
 		n.stop()
+		n.closeWaits()
 		n.work.Wait()
 		return nil, err
 	}
@@ -239,8 +239,8 @@ func (n *Node) Close() error {
 	n.mu.Lock()
 	n.closed = true
 	n.mu.Unlock()
-	n.closeWaits() // nobody would see their answers
 	n.stop()
+	n.closeWaits() // nobody would see their answers
 	n.work.Wait()
 	defer n.lock.Unlock()
 	n.mu.Lock()
