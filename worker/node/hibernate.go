@@ -363,18 +363,11 @@ func (n *Node) closing() bool {
 // brings to its end: nobody waits for that but who changes the same.
 func (b *box) takePause() error {
 	b.pausing.Lock()
-	b.mu.Lock()
-	stands := b.paused.now
-	b.mu.Unlock()
-	if stands {
-		b.readyMemory()
-		b.offerMemory(true)
-	}
 	b.watchModel()
 	b.watchIdle()
-	b.idles().paused(stands)
 	if _, err := os.Lstat(filepath.Join(b.dir, "hibernated")); err != nil {
 		defer b.pausing.Unlock()
+		b.takeStand()
 		return errors.Join(b.afterWake(), b.takeHeld())
 	}
 	b.n.work.Go(func() { // ends with the node's life, or the holder's answer
@@ -383,11 +376,11 @@ func (b *box) takePause() error {
 		err := b.alter(0, func(ctx context.Context) (err error) { st, err = b.h.Settled(ctx); return err })
 		if err == nil {
 			b.mu.Lock()
-			b.paused.now = st.Paused
+			b.paused = pausesOf(st, b.n.now())
 			b.mu.Unlock()
-			if st.Hibernated {
-				b.noteNap(nap{now: true, bytes: st.OnDisk})
-			} else {
+			b.noteNap(nap{now: st.Hibernated, bytes: st.OnDisk})
+			b.takeStand()
+			if !st.Hibernated {
 				err = b.afterWake()
 			}
 			err = errors.Join(err, b.takeHeld())
@@ -397,4 +390,17 @@ func (b *box) takePause() error {
 		}
 	})
 	return nil
+}
+
+// takeStand has the memory of a sandbox taken that stands, and says so to who watches for
+// it being idle. b.pausing is held.
+func (b *box) takeStand() {
+	b.mu.Lock()
+	stands, asleep := b.paused.now, b.nap.now
+	b.mu.Unlock()
+	b.idles().paused(stands)
+	if stands && !asleep { // one that is hibernated has none
+		b.readyMemory()
+		b.offerMemory(true)
+	}
 }

@@ -335,7 +335,7 @@ func (b *box) connect(ctx context.Context) error {
 	if st.Hibernated {
 		b.noteNap(nap{now: true, bytes: st.OnDisk})
 	}
-	b.paused = pauses{now: st.Paused, count: st.Pauses, before: time.Duration(st.PausedFor) * time.Millisecond, since: b.n.now()}
+	b.paused = pausesOf(st, b.n.now())
 	b.follow(h)
 	return nil
 }
@@ -438,6 +438,11 @@ type pauses struct {
 	count  int64
 	before time.Duration // of pauses that have ended, or until since
 	since  time.Time
+}
+
+// pausesOf is what a holder says of them.
+func pausesOf(st holder.State, now time.Time) pauses {
+	return pauses{now: st.Paused, count: st.Pauses, before: time.Duration(st.PausedFor) * time.Millisecond, since: now}
 }
 
 func (p pauses) total(now time.Time) time.Duration {

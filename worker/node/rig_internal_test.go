@@ -56,6 +56,18 @@ func newBoxRig(t *testing.T) *boxRig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := &boxRig{T: t}
+	r.b, r.leave = testBox(dir, h)
+	t.Cleanup(func() {
+		r.close()
+		sentrytest.End(t, dir)
+	})
+	r.begun()
+	return r
+}
+
+// testBox is a sandbox of a new node, and what ends the node's life.
+func testBox(dir string, h *holder.Client) (*box, context.CancelFunc) {
 	life, leave := context.WithCancel(context.Background())
 	n := &Node{
 		log: slog.New(slog.DiscardHandler), boxes: map[string]*box{}, events: newEvents(1), life: life, naps: make(chan struct{}, 1),
@@ -64,15 +76,22 @@ func newBoxRig(t *testing.T) *boxRig {
 	b := n.newBox(journal{ID: testID})
 	b.dir, b.h, b.state = dir, h, sandbox.StateRunning
 	n.boxes[b.id] = b
-	r := &boxRig{T: t, b: b, leave: leave}
-	t.Cleanup(func() {
-		leave()
-		n.work.Wait()
-		h.Close()
-		sentrytest.End(t, dir)
-	})
-	r.begun()
-	return r
+	return b, leave
+}
+
+// close ends the node and leaves its sandbox.
+func (r *boxRig) close() {
+	r.leave()
+	r.b.n.work.Wait()
+	if r.b.h != nil {
+		r.b.h.Close()
+	}
+}
+
+// next has another node in the place of this one, which does not know the sandbox yet.
+func (r *boxRig) next() {
+	r.close()
+	r.b, r.leave = testBox(r.b.dir, nil)
 }
 
 // begun waits until its first process has begun, without which it is not hibernated.
