@@ -157,6 +157,9 @@ func (b *box) launch(ctx context.Context, files []*os.File, how ...string) error
 	if err != nil {
 		return b.abandon(err)
 	}
+	b.mu.Lock() // first: it may end at once, and by itself
+	b.nap, b.unwanted, b.state.Hibernated = napNone, nil, false
+	b.mu.Unlock()
 	b.tasks.Go(b.reap)
 	b.tasks.Go(b.waitInit)
 	return nil

@@ -273,15 +273,17 @@ func (b *box) wake(ctx context.Context) error {
 	}
 	b.goOn()
 	b.mu.Lock()
-	b.nap, b.unwanted, b.state.Hibernated = napNone, nil, false
 	over = b.over
+	unwanted := b.killed || b.reason != ""
 	b.mu.Unlock()
 	b.record()
 	if err := os.RemoveAll(hibernatedDir(b.dir)); err != nil {
 		b.log.Warn("the files of a hibernation stay", "err", err)
 	}
-	if over { // somebody asked for its end meanwhile
+	if unwanted { // somebody asked for its end meanwhile
 		b.killProcesses()
+	}
+	if over {
 		return sandbox.ErrEnded
 	}
 	return nil
