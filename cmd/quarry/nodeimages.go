@@ -9,6 +9,7 @@ import (
 
 	"quarry/api"
 	"quarry/signer"
+	"quarry/store"
 	"quarry/store/image"
 	"quarry/worker"
 	"quarry/worker/folder"
@@ -58,7 +59,8 @@ func (n *nodeImages) fetch(ctx context.Context, name string) (*folder.Image, err
 // close waits for what is handed to the reader.
 func (n *nodeImages) close() { n.handed.Wait() }
 
-// imageError says in the words of package sandbox why an image was not had.
+// imageError says in the words of package sandbox why an image was not had. What the
+// store answered the worker is none of its answers to a client: only the words are kept.
 func imageError(err error) error {
 	kind := sandbox.ErrImagePull
 	switch {
@@ -68,6 +70,11 @@ func imageError(err error) error {
 		kind = sandbox.ErrImage
 	case isDamage(err) || isAny(err, signer.ErrWrongKey, image.ErrRollback, image.ErrExpired, image.ErrWrongRepo, image.ErrWrongTag, image.ErrNoName):
 		kind = sandbox.ErrImageVerify
+	case errors.Is(err, store.ErrUnauthorised):
+		return fmt.Errorf("%w: the store refused this worker, not you: its operator gives it a token that is good for the image with --token-file: %v", kind, err)
+	}
+	if _, told := errors.AsType[*api.Error](err); told {
+		return fmt.Errorf("%w: %v", kind, err)
 	}
 	return fmt.Errorf("%w: %w", kind, err)
 }
