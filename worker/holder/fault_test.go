@@ -1,6 +1,7 @@
 package holder_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -157,6 +158,25 @@ func TestHelpers(t *testing.T) {
 		t.Error("a helper ended by itself")
 	}
 	r.waitFor("the helper to end", func() bool { return len(r.commands()) == 0 })
+	// One whose streams end with its caller takes away what it had begun.
+	in, feed, err = os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if out, to, err = os.Pipe(); err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	ctx, cancel = context.WithCancel(r.ctx)
+	time.AfterFunc(300*time.Millisecond, func() { feed.Close(); cancel() })
+	if _, err := r.c.RunHelper(ctx, holder.Helper{Process: process("undo", "-1"), Program: program, Stdin: in, Stdout: to}); err == nil {
+		t.Error("a helper nobody waits for was waited for")
+	}
+	to.Close()
+	if b, err := io.ReadAll(out); err != nil || string(b) != "undone" {
+		t.Errorf("a helper whose caller left: %q, %v", b, err)
+	}
 	if list, err := r.c.Execs(r.ctx); err != nil || len(list) != 0 {
 		t.Errorf("helpers are no execs: %+v, %v", list, err)
 	}

@@ -5,11 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"quarry/internal/fdpass"
 	"quarry/worker/sandbox"
 	"quarry/worker/sentry"
 )
+
+// helperPatience is how long a helper may go on when its caller is gone.
+const helperPatience = 3 * time.Second
 
 // helper runs a program of the host in the guest until it ends, or kills it when
 // its caller is gone. files are its streams and, last, the program.
@@ -55,6 +59,12 @@ func (b *box) helper(ctx context.Context, r request, files []*os.File) (*sentry.
 	select {
 	case err = <-waited:
 	case <-ctx.Done():
+		// Its streams have mostly ended as well: what it had begun it takes away.
+		select {
+		case <-waited:
+			return nil, context.Cause(ctx)
+		case <-time.After(helperPatience):
+		}
 		killing, cancel := context.WithTimeout(context.Background(), killTimeout)
 		defer cancel()
 		if err := b.killFamily(killing, newFamily(pid)); err != nil {
