@@ -1,22 +1,7 @@
-# What a trainer sees of sandboxes when something runs out or dies. Told after lib.sh.
+# What a trainer sees of sandboxes when something runs out or dies. Told after workers.sh.
 serving
-SW=$WORK/sandboxes
-GROUP=quarry-story
 mkdir -p -m 700 $SW
 export QUARRY_WORKER=$SW QUARRY_ATTACH=$ATTACH
-# worker FLAGS...: starts one, and waits until it serves.
-worker() {
-	: >$WORK/worker.out
-	quarry worker --no-auth --listen 127.0.0.1:7081 --cgroup /$GROUP --default-disk-mb 64 --share data=$WORK/data "$@" >>$WORK/worker.out 2>>$WORK/worker.log &
-	WORKER=$!
-	await 90 grep -q listening $WORK/worker.out
-}
-leftOf() { grep -l "$SW/node/$1" /proc/[0-9]*/cmdline 2>/dev/null; ls -d $SW/node/$1 2>/dev/null; find /sys/fs/cgroup -type d -path "*$GROUP/*$1*" 2>/dev/null; true; }
-noneLeft() { [ -z "$(leftOf $1)" ]; }
-endOf() { quarry ps --all --json | grep "\"id\":\"$1\"" | sed 's/.*"end":{"reason":"\([a-z_]*\)".*"blame":"\([a-z]*\)".*/\1 \2/'; }
-
-mkdir -p $WORK/data/sub
-echo given >$WORK/data/sub/file
 worker
 from=$(now)
 S=$(quarry create -e PATH=/bin --mem 192M --cpus 2 --pids 100 --share data/sub:/given t/one)
@@ -30,8 +15,7 @@ story "a sandbox sees its limits and its share"
 
 # The worker is killed while a command runs; the next one has all of its output.
 quarry exec --id count -d $S sh -c 'i=0; while [ $i -lt 40 ]; do i=$((i+1)); echo line $i; busybox sleep 0.1; done; exit 5'
-kill -9 $WORKER
-wait $WORKER || true
+workerKilled
 worker
 status=0
 quarry logs --follow $S count >$WORK/lines || status=$?
@@ -42,18 +26,17 @@ story "a worker that was killed has lost nothing of a command"
 # Paused: it can be read, and goes on when it is resumed.
 quarry exec --role agent --id tick -d $S sh -c 'while :; do busybox date +%s >>/ticks; busybox sleep 0.2; done'
 await 30 quarry exec $S busybox test -s /ticks
-wget -q -O /dev/null --post-data '' http://127.0.0.1:7081/v1/sandboxes/$S/pause || fail "pause"
-quarry ps | grep -q "^$S  *paused" || fail "not paused: $(quarry ps)"
+call $S/pause
+is paused $S || fail "not paused: $(quarry ps)"
 quarry cp $S:/ticks $WORK/ticks1
 sleep 1
 quarry cp $S:/ticks $WORK/ticks2
 cmp $WORK/ticks1 $WORK/ticks2 || fail "a paused sandbox runs"
-quarry ps | grep -q "^$S  *paused" || fail "reading woke it"
-kill -9 $WORKER
-wait $WORKER || true
+is paused $S || fail "reading woke it"
+workerKilled
 worker
-quarry ps | grep -q "^$S  *paused" || fail "the next worker does not know of the pause"
-wget -q -O /dev/null --post-data '' http://127.0.0.1:7081/v1/sandboxes/$S/resume || fail "resume"
+is paused $S || fail "the next worker does not know of the pause"
+call $S/resume
 grew() { quarry cp $S:/ticks $WORK/ticks3 && ! cmp -s $WORK/ticks2 $WORK/ticks3; }
 await 30 grew
 story "a paused sandbox is read, adopted and resumed"
@@ -61,7 +44,6 @@ story "a paused sandbox is read, adopted and resumed"
 # Out of memory: the sandbox ends and says so.
 M=$(quarry create -e PATH=/bin --mem 96M t/one)
 quarry exec $M busybox tail /dev/zero >/dev/null 2>&1 || true
-gone() { [ "$(endOf $1)" = "$2" ]; }
 await 60 gone $M "oom_guest_limit agent"
 await 30 noneLeft $M
 story "out of memory: $(endOf $M)"
@@ -84,8 +66,7 @@ story "the Sentry was killed: $(endOf $K)"
 quarry rm $S >/dev/null
 [ "$(endOf $S)" = "killed_by_user user" ] || fail "the record of a deleted sandbox: $(endOf $S)"
 await 30 noneLeft $S
-kill $WORKER
-wait $WORKER || fail "the worker ended with $?"
+workerEnds
 ! grep -q $SW/mounts /proc/mounts || fail "left mounted: $(grep $SW /proc/mounts)"
 story "sandboxes: nothing is left"
 served

@@ -24,10 +24,14 @@ var (
 	libScript string
 	//go:embed stories.sh
 	storiesScript string
+	//go:embed workers.sh
+	workersScript string
 	//go:embed sandboxes.sh
 	sandboxesScript string
 	//go:embed waits.sh
 	waitsScript string
+	//go:embed hibernate.sh
+	hibernateScript string
 )
 
 // storyRig is a share with a data folder of two images.
@@ -65,23 +69,30 @@ func (r storyRig) script(mode attach.Mode, work, store string, stories ...string
 // networkModules are what the network of sandboxes takes of a kernel.
 var networkModules = []string{"nf_tables", "nft_ct", "nft_chain_nat", "nft_masq", "nft_limit", "nft_connlimit", "nft_log", "nft_reject_ipv4", "nf_conntrack_netlink", "veth"}
 
-// TestKernelNBD attaches through the kernel's NBD on the kernels that people
-// have, in guests that run beside each other: nbd/attach's own tests, and the
-// stories; on the newer one those of sandboxes and of what they wait for too, with version 2 of control groups.
+// TestKernelNBD attaches through the kernel's NBD on the kernels that people have, in
+// guests that run beside each other: nbd/attach's own tests, and the stories. Those of
+// sandboxes, with version 2 of control groups, are shared out between the two: what they
+// wait for on the newer one, which takes memory without page cache, and what goes to disk
+// on the older one.
 func TestKernelNBD(t *testing.T) {
-	kernels := []*vm.Kernel{kernel(t, vm.Linux6_1), kernel(t, vm.Linux6_12)}
+	older, newer := kernel(t, vm.Linux6_1), kernel(t, vm.Linux6_12)
 	r := newStoryRig(t)
 	bringAttachTests(t, r.dir)
+	bringTool(t, r.dir, "mkfs.ext4")
 	const setUp = "set -eu\ncp /host/bin/* /bin/\ncp -a /host/store /tmp/store\nmkdir /tmp/w\n"
-	for _, k := range kernels {
-		stories, modules := []string{storiesScript}, []string{nbdModule}
-		if k == kernels[1] {
-			stories, modules = append(stories, sandboxesScript, waitsScript), slices.Concat(modules, networkModules, []string{"lzo-rle", "zram"})
-		}
-		t.Run(k.Suite, func(t *testing.T) {
+	for _, g := range []struct {
+		kernel  *vm.Kernel
+		stories []string
+		modules []string
+	}{
+		{older, []string{hibernateScript}, []string{"nft_objref", "ext4"}}, // nft_objref is a part of nf_tables since 6.2
+		{newer, []string{sandboxesScript, waitsScript}, nil},
+	} {
+		t.Run(g.kernel.Suite, func(t *testing.T) {
 			t.Parallel()
+			stories := append([]string{storiesScript, workersScript}, g.stories...)
 			runGuest(t, vm.Machine{
-				Kernel: k, Share: r.dir, Modules: modules,
+				Kernel: g.kernel, Share: r.dir, Modules: slices.Concat([]string{nbdModule, "lzo-rle", "zram"}, networkModules, g.modules),
 				Script: setUp + attachTests + attachScript + r.script(attach.ModeNBD, "/tmp/w", "/tmp/store", stories...),
 			})
 		})
@@ -94,7 +105,7 @@ func TestStoriesHere(t *testing.T) {
 	work := t.TempDir()
 	console, done := logLines(t)
 	cmd := exec.CommandContext(t.Context(), "sh")
-	cmd.Args = append(cmd.Args, "-c", r.script(attach.ModeFUSE, work, filepath.Join(r.dir, "store"), storiesScript, sandboxesScript))
+	cmd.Args = append(cmd.Args, "-c", r.script(attach.ModeFUSE, work, filepath.Join(r.dir, "store"), storiesScript, workersScript, sandboxesScript))
 	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(r.dir, "bin")+string(os.PathListSeparator)+os.Getenv("PATH"))
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.WaitDelay = 5 * time.Second // after a story that failed, others may keep the console
