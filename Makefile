@@ -62,7 +62,7 @@ e2e: setup build images
 
 # Boots Debian kernels in QEMU; part of test.
 vm: setup build images
-	go test -count=1 -timeout 30m -v ./e2e/vm
+	go test -count=1 -timeout 45m -v ./e2e/vm
 
 # Stock Nydus and the kernel read our images; builds nydus-rs once, see
 # e2e/interop/README.md.
