@@ -32,6 +32,8 @@ var (
 	waitsScript string
 	//go:embed hibernate.sh
 	hibernateScript string
+	//go:embed agents.sh
+	agentsScript string
 )
 
 // storyRig is a share with a data folder of two images.
@@ -85,7 +87,7 @@ func TestKernelNBD(t *testing.T) {
 		stories []string
 		modules []string
 	}{
-		{older, []string{hibernateScript}, []string{"nft_objref", "ext4"}}, // nft_objref is a part of nf_tables since 6.2
+		{older, []string{hibernateScript, agentsScript}, []string{"nft_objref", "nfnetlink_log", "ext4"}}, // nft_objref is a part of nf_tables since 6.2
 		{newer, []string{sandboxesScript, waitsScript}, nil},
 	} {
 		t.Run(g.kernel.Suite, func(t *testing.T) {
