@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"quarry/nbd/attach"
 	"quarry/worker/holder"
 )
@@ -47,6 +49,10 @@ func main() {
 		hold()
 		return
 	}
+	// Where the kernel gives huge pages to who does not ask for them, as Debian's does, a
+	// shim would hold some MiB more than it uses. A holder keeps them: what it starts would
+	// have none either.
+	_ = unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {

@@ -74,6 +74,7 @@ SHIM=$(field pid $DIR1)
 stalledReads $M1 100
 anon=$(sed -n 's/^RssAnon:[ \t]*\([0-9]*\) kB/\1/p' /proc/$SHIM/status)
 echo "figure: a shim with stalled reads holds $anon kB of anonymous memory"
+grep -q '^THP_enabled:.*0$' /proc/$SHIM/status || fail "the shim has huge pages: $(grep AnonHuge /proc/$SHIM/smaps_rollup)"
 [ $anon -le 8192 ] || fail "the shim holds $anon kB of anonymous memory, want 8192 or less"
 kill -CONT $(readers)
 await 120 readsEnded 100
