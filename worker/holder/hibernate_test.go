@@ -202,24 +202,24 @@ func onSmallDisk(t *testing.T, size string) holder.Config {
 func TestADiskThatFills(t *testing.T) {
 	r := startRig(t, onSmallDisk(t, "250m"))
 	r.run(sandbox.ExecSpec{}, "yes | head -c 100000000 > /tmp/f")
-	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*patience)
 	defer cancel()
 	r.ctx = ctx
-	for until := time.Now().Add(patience); time.Now().Before(until); {
+	for until := time.Now().Add(5 * patience); time.Now().Before(until); {
 		if err := r.c.Pause(r.ctx, false); err != nil {
 			t.Fatal(err)
 		}
-		done := make(chan error, 1)
-		go func() { _, err := r.c.Hibernate(r.ctx); done <- err }()
 		filler := filepath.Join(r.dir, "filler")
-		r.waitFor("the first pages", func() bool {
-			_, err := os.Stat(filepath.Join(r.dir, "hibernated", "pages.img"))
-			return err == nil || r.state().Hibernated
-		})
 		f, err := os.Create(filler)
 		if err != nil {
 			t.Fatal(err)
 		}
+		done := make(chan error, 1)
+		go func() { _, err := r.c.Hibernate(r.ctx); done <- err }()
+		r.waitFor("the first pages", func() bool {
+			_, err := os.Stat(filepath.Join(r.dir, "hibernated", "pages.img"))
+			return err == nil || r.state().Hibernated
+		})
 		for size := int64(250 << 20); size > 0; size -= 4 << 20 { // all that is left
 			if unix.Fallocate(int(f.Fd()), 0, 0, size) == nil {
 				break

@@ -75,7 +75,7 @@ const patience = time.Minute
 
 func startRig(t testing.TB, c holder.Config) *rig {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*patience) // a test waits for many things
 	t.Cleanup(cancel)
 	cl, _, err := holder.Start(ctx, c)
 	if err != nil {

@@ -69,11 +69,11 @@ func TestASessionKeepsWhatItsCommandsDo(t *testing.T) {
 func TestATimeoutEndsTheCommandAndNotTheSession(t *testing.T) {
 	r := newBashRig(t)
 	r.said(sandbox.ExecSpec{}, "cd /tmp; { sleep 1000 & } 2>/dev/null", 0, sandbox.ExecReasonExited, "", "")
-	st := r.wait(r.say(sandbox.ExecSpec{Timeout: 200}, "echo a; sleep 1000; echo b").ID)
+	st := r.wait(r.say(sandbox.ExecSpec{Timeout: 2000}, "echo a; sleep 1000; echo b").ID)
 	if st.Reason != sandbox.ExecReasonTimeout || *st.ExitCode != 137 || r.output(st, "stdout") != "a\n" || st.Message != "" {
 		t.Error(describe(st))
 	}
-	st = r.wait(r.say(sandbox.ExecSpec{Timeout: 2000, KillGrace: 1000}, "sh -c 'trap \"echo term; exit\" TERM; while :; do sleep 0.01; done'; echo b").ID)
+	st = r.wait(r.say(sandbox.ExecSpec{Timeout: 2000, KillGrace: 60_000}, "sh -c 'trap \"echo term; exit\" TERM; while :; do sleep 0.01; done'; echo b").ID)
 	if st.Reason != sandbox.ExecReasonTimeout || r.output(st, "stdout") != "term\n" {
 		t.Errorf("%s: %q", describe(st), r.output(st, "stdout"))
 	}
@@ -106,7 +106,7 @@ func TestATimeoutEndsTheCommandAndNotTheSession(t *testing.T) {
 	r.want(r.wait(started.ID), 137, sandbox.ExecReasonKilled)
 	r.said(sandbox.ExecSpec{}, "pwd; jobs -p | wc -l", 0, sandbox.ExecReasonExited, "/tmp\n1\n", "")
 	// One that cannot be had without the session.
-	st = r.wait(r.say(sandbox.ExecSpec{Timeout: 200}, "mkfifo p; trap '' INT 41; read x <>p").ID)
+	st = r.wait(r.say(sandbox.ExecSpec{Timeout: 2000}, "mkfifo p; trap '' INT 41; read x <>p").ID)
 	if st.Reason != sandbox.ExecReasonTimeout || !strings.Contains(st.Message, "session ended") {
 		t.Error(describe(st))
 	}
