@@ -155,7 +155,7 @@ func TestWhatPushersWroteIsEscaped(t *testing.T) {
 	evil := `<script>alert("reason")</script>`
 	putFailure(t, w, image.Failure{Repo: "team/app", Tag: "1", Source: "oci:" + evil, Reason: evil, Blame: image.BlameInput})
 	q := aQueue(t, w, jobs.Name{Repo: "r", Tag: "1"}, jobs.Name{Repo: "w", Tag: "1"}, jobs.Name{Repo: "f", Tag: "1"},
-		jobs.Reason{Entry: `" onmouseover="alert(1)` + evil, Layer: "sha256:1<b>", Message: evil + "&lt;", Blame: jobs.BlameInput})
+		jobs.Reason{Entry: `" onmouseover="alert(1)` + evil, Layer: chunk.Sum(nil).String(), Message: evil + "&lt;", Blame: jobs.BlameInput})
 	p := newPage(t, w, func(c *page.Config) { c.Jobs = q })
 	body := await(t, p, everything, "/?repo=%22%3E%3Cscript%3Ealert(1)%3C/script%3E%27", "&lt;script&gt;alert(", "1 of &lt;2&gt;")
 	for _, bad := range []string{"<script>alert", `" onmouseover`, "<b>&", "<2>", "style="} {
