@@ -147,7 +147,11 @@ func (b *box) pauseForModel(ctx context.Context) error {
 	if err != nil || b.held&byCall != 0 {
 		err = errors.Join(err, b.noLonger())
 	}
-	return errors.Join(err, b.notIdle()) // the answer resumes it
+	err = errors.Join(err, b.notIdle()) // the answer resumes it
+	if err != nil && b.held&byModel != 0 {
+		err = errors.Join(err, b.letGo(byModel)) // who watches takes it for running
+	}
+	return err
 }
 
 func (b *box) resumeForModel(_ context.Context, w modelwait.Wake) error {
