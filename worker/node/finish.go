@@ -141,6 +141,7 @@ func (b *box) conclude(ctx context.Context, end sandbox.End) {
 	}
 	n.mu.Unlock()
 	n.ledger.giveBack(amountOf(b.j.Asked))
+	b.noteNap(nap{})
 	n.events.add(sandbox.Event{At: end.At, Sandbox: b.id, Type: "ended", End: &end})
 	close(b.over)
 }
