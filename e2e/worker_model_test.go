@@ -174,7 +174,7 @@ while True:
 func TestTheStoreIsSilentAtAWake(t *testing.T) {
 	l := newNetLab(t)
 	answers := l.model("203.0.113.10:8000")
-	r := newWorkerRigIn(t, l.node, "cold", "--model-endpoint", "203.0.113.10:8000", "--no-trace", "--read-timeout", "2s")
+	r := newWorkerRigIn(t, l.node, "cold", "--model-endpoint", "203.0.113.10:8000", "--no-trace", "--read-timeout", "10s")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	c := r.socketClient()
