@@ -390,21 +390,21 @@ func (f *fetch) refuse(a *attempt, d chunk.Digest, err error) {
 		}
 	})
 	if q := f.open[d]; q != nil {
-		f.fail(q, a, err)
+		f.fail(q, a, time.Now(), err)
 		q.tries[a.m.i].answered = true
 	}
 }
 
 // fail notes the end of one flight of a quest. Called with mu held.
-func (f *fetch) fail(q *quest, a *attempt, err error) {
+func (f *fetch) fail(q *quest, a *attempt, now time.Time, err error) {
 	// What an attempt brought badly is asked for again together.
-	if now := time.Now(); !a.again.After(now) {
+	if !a.again.After(now) {
 		a.again = now.Add(f.s.backoff(a.n, err))
 	}
 	t := &q.tries[a.m.i]
 	t.exact = t.exact || errors.As(err, new(brokenOff))
 	t.said, t.final, t.after, t.answered = reason(a.m, err), hopeless(err), a.again, false
-	if now := time.Now(); refused(err) && a.m.cfg.Token.renewable() && now.Sub(f.began) < renewWait {
+	if refused(err) && a.m.cfg.Token.renewable() && now.Sub(f.began) < renewWait {
 		// Whoever renews the token is late: the next look at its file may find it.
 		t.final, t.after = false, now.Add(renewLook)
 		t.asked--
@@ -429,14 +429,14 @@ func (f *fetch) ended(ctx context.Context, a *attempt, err error) {
 	if err == nil && len(a.pending) > 0 {
 		err = errNoBatch
 	}
+	now := time.Now() // one time for all, or a slow machine would ask for them one by one
 	for d := range a.pending {
 		if q := f.open[d]; q != nil && gone {
 			q.flights--
 		} else if q != nil {
-			f.fail(q, a, err)
+			f.fail(q, a, now, err)
 		}
 	}
-	now := time.Now()
 	switch {
 	case gone:
 		silent := !a.framed && now.Sub(a.began) >= f.s.hedgeAfter(a.m)
