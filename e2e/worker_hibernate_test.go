@@ -411,7 +411,7 @@ func (r *napRig) killed(id string) {
 	}
 }
 
-// imageChanges has the name of the image lead elsewhere, and the process that serves it
+// imageChanges has the name of the image lead elsewhere, and the processes that serve it
 // killed, while a sandbox is hibernated.
 func (r *napRig) imageChanges(id string) {
 	t := r.t
@@ -420,6 +420,20 @@ func (r *napRig) imageChanges(id string) {
 	for _, pid := range processesNamed(t, r.path("bin", "quarry")+"\x00reader\x00") {
 		check(t, syscall.Kill(pid, syscall.SIGKILL))
 	}
+	shims := processesNamed(t, r.path("bin", "quarry-shim")+"\x00--socket\x00")
+	if len(shims) == 0 {
+		t.Error("nobody serves the image")
+	}
+	for _, pid := range shims {
+		check(t, syscall.Kill(pid, syscall.SIGKILL))
+		r.until("the end of who serves the image", func() bool { return syscall.Kill(pid, 0) != nil })
+	}
 	r.wake(id)
 	r.goesOn(id)
+	time.Sleep(3 * time.Second) // as long as it takes to give a mount up
+	r.goesOn(id)
+	a, err := r.c.Exec(r.ctx, id, sandboxes.ExecRequest{ExecSpec: sandbox.ExecSpec{ID: "image", Argv: []string{"ls", "/usr/bin"}}})
+	if err != nil || a.ExitCode == nil || *a.ExitCode != 0 || a.Infra != "" {
+		t.Errorf("a command after the image was mounted anew: %+v, %v\n%s", a.ExecState, err, r.logTail())
+	}
 }

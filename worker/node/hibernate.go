@@ -222,7 +222,10 @@ func (b *box) restore() error {
 			return err
 		}
 	}
-	err := b.bindAgain()
+	err := b.alter(0, b.mountAgain)
+	if err == nil {
+		err = b.bindAgain()
+	}
 	if err == nil {
 		err = b.alter(0, b.h.Wake)
 	}
@@ -251,6 +254,37 @@ func (b *box) reopen() error {
 
 // afterWake does what an earlier node may have left to do.
 func (b *box) afterWake() error { return errors.Join(b.reopen(), unmountBelow(b.dir)) }
+
+// mountAgain makes sure that somebody serves the image, which a restore opens anew, and
+// notes who does: what served it before has ended for a sandbox that runs, not for this one.
+func (b *box) mountAgain(ctx context.Context) error {
+	b.mu.Lock()
+	mt, id, before, role := b.mount, b.j.ImageID, b.j.Served, b.j.Asked.Role
+	b.mu.Unlock()
+	if mt == nil {
+		return nil
+	}
+	now, err := mt.Served()
+	if err != nil {
+		im, err := b.n.c.Dir.Load(id)
+		if err != nil {
+			return err
+		}
+		more, err := b.n.c.Worker.AcquireForSandbox(ctx, im, role == sandbox.RoleGrade)
+		if err != nil {
+			return err
+		}
+		now, err = mt.Served()
+		// Its holder has the sandbox's own reference.
+		if err = errors.Join(err, more.Leave(context.WithoutCancel(ctx))); err != nil {
+			return fmt.Errorf("mount of the image: %w", err)
+		}
+	}
+	if now.PID == before.PID && now.Start == before.Start {
+		return nil
+	}
+	return b.update(func(j *journal) { j.Served = now })
+}
 
 // bindAgain binds the shares of the bundle where they were.
 func (b *box) bindAgain() error {

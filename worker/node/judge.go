@@ -159,7 +159,7 @@ func (n *Node) deadImages(before map[*box]bool) map[*box]bool {
 	looked, found := map[server]error{}, map[*box]bool{}
 	for _, b := range n.all() {
 		b.mu.Lock()
-		mt, s, runs := b.mount, b.j.Served, b.state == sandbox.StateRunning && b.cause == nil && !b.nap.now // a restore opens its image anew
+		mt, s, runs := b.mount, b.j.Served, b.state == sandbox.StateRunning && b.cause == nil && !b.nap.now // for a restore it is mounted anew
 		b.mu.Unlock()
 		if mt == nil || !runs {
 			continue
