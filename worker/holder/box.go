@@ -50,6 +50,7 @@ type box struct {
 	state      State      // what changes with a restore alone
 	nap        nap
 	onDisk     int64              // of a hibernation
+	upper      int64              // of that, what a restore writes to the disk again
 	asleep     chan struct{}      // closed when the Sentry of a nap is gone
 	unwanted   context.CancelFunc // ends a restore under way
 	execs      map[string]*execution
@@ -127,7 +128,7 @@ func (b *box) run(ctx context.Context, c config) error {
 	}
 	b.initEnds = guest
 	if err := b.launch(ctx, files, argv...); err != nil {
-		return err
+		return b.abandon(err)
 	}
 	for _, s := range b.init {
 		b.tasks.Go(s.drain)
@@ -135,8 +136,8 @@ func (b *box) run(ctx context.Context, c config) error {
 	return nil
 }
 
-// launch has runsc start the sandbox, and follows its processes. When that fails they
-// are gone when it returns, and so is the sandbox.
+// launch has runsc start the sandbox, and follows its processes. When that fails some may
+// be left, for the caller to end.
 func (b *box) launch(ctx context.Context, files []*os.File, how ...string) error {
 	pidFile := filepath.Join(b.dir, "pid")
 	argv := slices.Concat(b.runsc[1:], []string{
@@ -155,7 +156,7 @@ func (b *box) launch(ctx context.Context, files []*os.File, how ...string) error
 		err = fmt.Errorf("runsc %s did not start the sandbox: %w: %s", how[0], err, b.said())
 	}
 	if err != nil {
-		return b.abandon(err)
+		return err
 	}
 	b.mu.Lock() // first: it may end at once, and by itself
 	b.nap, b.unwanted, b.state.Hibernated = napNone, nil, false

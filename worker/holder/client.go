@@ -337,8 +337,8 @@ func (c *Client) Hibernate(ctx context.Context) (int64, error) {
 }
 
 // Wake restores a hibernated sandbox, which runs then, with no pause left. One that is
-// not hibernated stays as it is: that is no error. Errors: ErrNotRestored, after which
-// the sandbox has ended.
+// not hibernated stays as it is: that is no error. Errors: ErrNoRoom, after which it is
+// hibernated still; ErrNotRestored, after which the sandbox has ended.
 func (c *Client) Wake(ctx context.Context) error {
 	_, _, err := c.call(ctx, request{Method: "wake"})
 	return err

@@ -138,19 +138,23 @@ func (b *box) mayHibernate(ctx context.Context) (done bool, err error) {
 		return false, fmt.Errorf("%w: a restore would kill process %d (%s) and %d others: only what came from the first process lives on, and once there were commands only that one itself",
 			ErrNotHibernated, doomed[0].PID, plain(doomed[0].Cmd), len(doomed)-1)
 	}
-	return false, hasRoom(b.dir, pid)
+	return false, b.hasRoom(pid)
 }
 
-// hasRoom refuses a checkpoint that the disk has no room for.
-func hasRoom(dir string, sentryPID int) error {
-	need, err := pagesOf(sentryPID)
+// hasRoom refuses a checkpoint that the disk has no room for, and notes how much of it a
+// restore writes to the disk again.
+func (b *box) hasRoom(sentryPID int) error {
+	need, upper, err := pagesOf(sentryPID)
 	if err != nil {
 		return fmt.Errorf("%w: how much memory it has is not known: %w", ErrNotHibernated, err)
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
+	if err := unix.Statfs(b.dir, &st); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotHibernated, err)
 	}
+	b.mu.Lock()
+	b.upper = upper
+	b.mu.Unlock()
 	if free := int64(st.Bavail) * st.Bsize; free < need+scarce {
 		return fmt.Errorf("%w: it takes %d MiB, and the disk has %d MiB free of which %d are kept", ErrNotHibernated, need>>20, free>>20, scarce>>20)
 	}
@@ -158,15 +162,15 @@ func hasRoom(dir string, sentryPID int) error {
 }
 
 // pagesOf is how much a checkpoint has of memory and of the upper layer, which are
-// files that the Sentry has open.
-func pagesOf(pid int) (int64, error) {
+// files that the Sentry has open, and how much of that is the upper layer.
+func pagesOf(pid int) (sum, upper int64, err error) {
 	const block = 512 // of st_blocks, whatever the file system has
 	fds := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(fds)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	sum, seen := int64(0), map[[2]uint64]bool{}
+	seen := map[[2]uint64]bool{}
 	for _, e := range entries {
 		path := filepath.Join(fds, e.Name())
 		to, err := os.Readlink(path)
@@ -177,12 +181,15 @@ func pagesOf(pid int) (int64, error) {
 		if unix.Stat(path, &st) == nil && !seen[[2]uint64{st.Dev, st.Ino}] {
 			seen[[2]uint64{st.Dev, st.Ino}] = true
 			sum += st.Blocks * block
+			if strings.Contains(to, "runsc-filestore-") {
+				upper += st.Blocks * block
+			}
 		}
 	}
 	if len(seen) == 0 {
-		return 0, errors.New("the Sentry has no memory file")
+		return 0, 0, errors.New("the Sentry has no memory file")
 	}
-	return sum, nil
+	return sum, upper, nil
 }
 
 // checkpoint has the Sentry write the files, and the disk have them.
@@ -247,7 +254,7 @@ func (b *box) awaitSleep() error {
 }
 
 // wake restores a hibernated sandbox, which runs then. One that is not hibernated is left
-// as it is.
+// as it is, and so is one that the disk has no room for: errors are ErrNoRoom.
 func (b *box) wake(ctx context.Context) error {
 	if err := b.gate.close(ctx); err != nil {
 		return err
@@ -256,9 +263,10 @@ func (b *box) wake(ctx context.Context) error {
 	// Not the caller's ctx: a restore that is given up is the end of the sandbox.
 	restoring, cancel := context.WithTimeout(context.Background(), restoreTimeout)
 	defer cancel()
+	low := b.roomToWake()
 	b.mu.Lock()
 	over, asleep := b.over, b.nap == napAsleep
-	if asleep && !over {
+	if asleep && !over && low == nil {
 		b.nap, b.unwanted = napWaking, cancel
 	}
 	b.mu.Unlock()
@@ -267,8 +275,12 @@ func (b *box) wake(ctx context.Context) error {
 		return sandbox.ErrEnded
 	case !asleep:
 		return nil
+	case low != nil:
+		return low
 	}
-	if err := b.restore(restoring); err != nil {
+	if err := b.restore(restoring); errors.Is(err, ErrNoRoom) {
+		return err
+	} else if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotRestored, err)
 	}
 	b.goOn()
@@ -289,7 +301,8 @@ func (b *box) wake(ctx context.Context) error {
 	return nil
 }
 
-// restore starts a Sentry from the files. When that fails the sandbox has ended.
+// restore starts a Sentry from the files. When that fails the sandbox has ended, but for
+// ErrNoRoom.
 func (b *box) restore(ctx context.Context) error {
 	if err := verify(ctx, hibernatedDir(b.dir)); err != nil {
 		return b.abandon(err)
@@ -308,7 +321,10 @@ func (b *box) restore(ctx context.Context) error {
 	if readsDirect(filepath.Join(hibernatedDir(b.dir), "pages.img")) {
 		how = append(how, "--direct") // several times as fast where nothing is cached
 	}
-	return b.launch(ctx, nil, how...)
+	if err := b.launch(ctx, nil, how...); err != nil {
+		return b.notRestored(err)
+	}
+	return nil
 }
 
 func removeIfThere(path string) error {

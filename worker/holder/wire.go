@@ -161,6 +161,7 @@ var codes = []struct {
 	{"busy", ErrBusy},
 	{"hibernated", ErrHibernated},
 	{"not_hibernated", ErrNotHibernated},
+	{"no_room", ErrNoRoom},
 	{"not_restored", ErrNotRestored},
 	{"file_not_found", sandbox.ErrFileNotFound},
 	{"no_process", sandbox.ErrNoProcess},

@@ -144,7 +144,7 @@ func resultOf(err error) string {
 	switch {
 	case err == nil:
 		return napDone
-	case errors.Is(err, holder.ErrNotHibernated):
+	case errors.Is(err, holder.ErrNotHibernated), errors.Is(err, holder.ErrNoRoom):
 		return napRefused
 	}
 	return napFailed
@@ -200,6 +200,9 @@ func (b *box) runOn() error {
 	began := time.Now()
 	err := b.restore()
 	b.n.c.Naps.woken(time.Since(began), resultOf(err))
+	if errors.Is(err, holder.ErrNoRoom) || isFull(err) { // the places of its shares take some, too
+		return busyDisk(err.Error())
+	}
 	if err != nil {
 		if !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, holder.ErrLost) && !errors.Is(err, errLeft) {
 			b.end(cause{Reason: sandbox.ReasonRestore, Message: "it was hibernated and could not be restored: " + err.Error()})

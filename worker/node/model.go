@@ -225,7 +225,13 @@ func (b *box) letGo(who want) error {
 // model is resumed: nobody saw its packets in between. b.pausing is held.
 func (b *box) takeHeld() error {
 	if _, err := os.Lstat(b.waitingPath()); err == nil {
-		if err := b.letGo(byModel); err != nil {
+		err := b.letGo(byModel)
+		if errors.Is(err, sandbox.ErrCapacity) { // it is on a disk that is full
+			b.held = byModel
+			b.n.work.Go(b.resumeWithRoom)
+			return nil
+		}
+		if err != nil {
 			return fmt.Errorf("resume what an earlier node paused for its model: %w", err)
 		}
 		return b.noLonger()
@@ -244,6 +250,30 @@ func (b *box) takeHeld() error {
 	}
 	return nil
 }
+
+// resumeWithRoom resumes a sandbox of an earlier node as soon as the disk has room for
+// that: it ends with that, the sandbox, or the node's life.
+func (b *box) resumeWithRoom() {
+	for {
+		select {
+		case <-b.n.life.Done():
+			return
+		case <-b.over:
+			return
+		case <-time.After(roomEvery):
+		}
+		err := b.resumeForModel(b.n.life, modelwait.Wake{Why: "room", Seen: b.n.now()})
+		if !errors.Is(err, sandbox.ErrCapacity) {
+			if err != nil {
+				b.n.log.Warn("a sandbox that an earlier node paused for its model is not resumed", "sandbox", b.id, "err", err)
+			}
+			return
+		}
+	}
+}
+
+// roomEvery is how often the disk is looked at for a sandbox that waits for room on it.
+const roomEvery = 5 * time.Second
 
 // checkEndpoints says whether a list can be of endpoints.
 func checkEndpoints(list []string) error {
