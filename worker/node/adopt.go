@@ -131,7 +131,7 @@ func (b *box) takeOver(ctx context.Context, known bool) error {
 		}
 		b.link = l
 	}
-	if err := b.update(func(j *journal) { j.Phase = phaseRunning; j.Restarts++ }); err != nil {
+	if err := b.adopted(); err != nil {
 		return lost(sandbox.ReasonNodeLost, err.Error())
 	}
 	b.mendMemory()
@@ -142,6 +142,22 @@ func (b *box) takeOver(ctx context.Context, known bool) error {
 	b.state = sandbox.StateRunning
 	b.mu.Unlock()
 	b.watchAll(ctx)
+	return nil
+}
+
+// adopted notes that the sandbox has another node. On a full disk the journal has it with
+// its next change: what the next node could miss is how many nodes there were, and that
+// the create of one that runs has succeeded, which it finds out as this one did.
+func (b *box) adopted() error {
+	change := func(j *journal) { j.Phase = phaseRunning; j.Restarts++ }
+	err := b.update(change)
+	if !isFull(err) {
+		return err
+	}
+	b.n.log.Warn("that a sandbox is adopted is not written down: the disk is full", "sandbox", b.id, "err", err)
+	b.mu.Lock()
+	change(&b.j)
+	b.mu.Unlock()
 	return nil
 }
 

@@ -96,3 +96,17 @@ func (r records) keepReserve() (err error) {
 	}
 	return err
 }
+
+// overwrite writes over a small file where it stands, which a full disk has room for. The
+// content is no shorter than what was there, and one sector: a crash leaves either.
+func overwrite(path string, raw []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(raw, 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}

@@ -190,7 +190,14 @@ func (n *Node) begin() error {
 		return err
 	}
 	n.identity = id
-	return durable.WriteFile(n.c.identityPath(), raw, 0o600)
+	err = durable.WriteFile(n.c.identityPath(), raw, 0o600)
+	if isFull(err) && id.Epoch > 1 {
+		return overwrite(n.c.identityPath(), raw)
+	}
+	if isFull(err) {
+		return fmt.Errorf("the disk has no room for a new worker folder: free some of it: %w", err)
+	}
+	return err
 }
 
 func decodeIdentity(raw []byte) (identity, error) {

@@ -1,0 +1,104 @@
+package e2e_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"quarry/api/sandboxes"
+	"quarry/worker/sandbox"
+)
+
+// fillUp takes all that is free on the disk of a folder, and returns what takes it.
+func fillUp(t *testing.T, dir string) (ballast string) {
+	t.Helper()
+	f, err := os.CreateTemp(dir, "ballast")
+	check(t, err)
+	defer f.Close()
+	for n := 1 << 20; n >= 1; n /= 2 {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, n))
+		}
+	}
+	return f.Name()
+}
+
+// TestAWorkerLivesThroughAFullDisk fills the whole worker folder's disk under a sandbox
+// that runs and one that is hibernated, and kills the worker: neither is lost for that.
+func TestAWorkerLivesThroughAFullDisk(t *testing.T) {
+	r := newWorkerRig(t, "cold")
+	r.endWorker()
+	w := r.path("w")
+	check(t, os.RemoveAll(w))
+	check(t, os.Mkdir(w, 0o700))
+	check(t, syscall.Mount("tmpfs", w, "tmpfs", 0, "size=600m,mode=0700"))
+	defer syscall.Unmount(w, syscall.MNT_DETACH)
+	r.startWorker("--disk", "20G")
+	c, ctx := r.client(), t.Context()
+	spec := sandbox.Spec{Image: "t/task", MemoryMB: 128}
+	runs, err := c.Create(ctx, spec, "")
+	check(t, err)
+	sleeps, err := c.Create(ctx, spec, "")
+	check(t, err)
+	if code, out, err := run(ctx, c, sleeps.ID, sandbox.ExecSpec{Shell: "echo kept > /dev/shm/f; echo kept > /f"}); code != 0 || err != nil {
+		t.Fatalf("got %d %q %v", code, out, err)
+	}
+	check(t, whenReady(func() error { _, err := c.Hibernate(ctx, sleeps.ID); return err }))
+	ballast := fillUp(t, w)
+	wantNoRoom := func(what string, err error) {
+		t.Helper()
+		var busy *sandboxes.Error
+		if !errors.Is(err, sandbox.ErrCapacity) || !errors.As(err, &busy) || busy.RetryAfter == 0 || !strings.Contains(err.Error(), "disk") || !strings.Contains(err.Error(), "free some") {
+			t.Errorf("%s on a full disk: %v", what, err)
+		}
+		if sb, err := c.Get(ctx, sleeps.ID); err != nil || sb.State != sandbox.StateHibernated {
+			t.Fatalf("after %s on a full disk: %+v, %v", what, sb, err)
+		}
+	}
+	_, err = c.Wake(ctx, sleeps.ID)
+	wantNoRoom("a wake", err)
+	_, _, err = run(ctx, c, sleeps.ID, sandbox.ExecSpec{Shell: "cat /f"})
+	wantNoRoom("a command", err)
+
+	for range 2 { // the second one finds what the first could not write
+		r.killWorker()
+		r.startWorker("--disk", "20G")
+		c = r.client()
+		_, err = c.Create(ctx, spec, "")
+		wantNoRoom("a create", err)
+	}
+	if code, out, err := run(ctx, c, runs.ID, sandbox.ExecSpec{Shell: "exit 3"}); code != 3 || err != nil {
+		t.Errorf("a command of the next worker: got %d %q %v", code, out, err)
+	}
+	seen := map[int64]bool{}
+	over := errors.New("over")
+	err = c.Events(ctx, 0, "", func(e sandbox.Event) error {
+		if seen[int64(e.Sequence)] {
+			t.Errorf("event %d twice", e.Sequence)
+		}
+		seen[int64(e.Sequence)] = true
+		if e.Type == "exec_ended" {
+			return over
+		}
+		return nil
+	})
+	if !errors.Is(err, over) && !errors.Is(err, io.EOF) {
+		t.Errorf("events: %v", err)
+	}
+	end, err := c.Delete(ctx, runs.ID)
+	if err != nil || end.Reason != sandbox.ReasonDeleted || end.Evidence.WorkerRestarts == 0 {
+		t.Errorf("deleted on a full disk: %+v, %v", end, err)
+	}
+	check(t, os.Remove(ballast))
+	_, err = c.Wake(ctx, sleeps.ID)
+	check(t, err)
+	if code, out, err := run(ctx, c, sleeps.ID, sandbox.ExecSpec{Shell: "cat /f /dev/shm/f"}); code != 0 || out != "kept\nkept\n" {
+		t.Errorf("woken: %d %q %v", code, out, err)
+	}
+	_, err = c.Delete(ctx, sleeps.ID)
+	check(t, err)
+	r.nothingLeftOf()
+}
