@@ -150,9 +150,13 @@ func resultOf(err error) string {
 	return napFailed
 }
 
-// cannotNap says what a restore could not give the sandbox again: what was mounted in
-// it while it ran is known to its Sentry alone.
+// cannotNap says why a sandbox is not put to disk: what the disk has left is for those
+// that run, and what was mounted in it while it ran is known to its Sentry alone, so that
+// a restore could not give it again.
 func (b *box) cannotNap(ctx context.Context) error {
+	if low := b.n.diskLow(); low != "" {
+		return fmt.Errorf("%w: %s", holder.ErrNotHibernated, low)
+	}
 	raw, err := b.cat(ctx, "/proc/1/mountinfo")
 	if err != nil {
 		return fmt.Errorf("%w: what is mounted in it is not known: %w", holder.ErrNotHibernated, err)
