@@ -437,3 +437,56 @@ func (r *napRig) imageChanges(id string) {
 		t.Errorf("a command after the image was mounted anew: %+v, %v\n%s", a.ExecState, err, r.logTail())
 	}
 }
+
+// TestWhatACallPausedACommandDoesNotWake pauses a sandbox by a call, which the worker puts
+// to disk by itself: a command does not wake it, as it would not have resumed it before.
+// One that a call has put to disk it wakes. Nothing is put to a disk that has little left.
+func TestWhatACallPausedACommandDoesNotWake(t *testing.T) {
+	r := newWorkerRig(t, "debian", "--paused-memory", "hibernate")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	c := r.client()
+	sb, err := c.Create(ctx, sandbox.Spec{Image: "t/task"}, "key")
+	check(t, err)
+	command := func() error {
+		_, _, err := run(ctx, c, sb.ID, sandbox.ExecSpec{Shell: "true"})
+		return err
+	}
+	check(t, command())
+	check(t, whenReady(func() error { _, err := c.Pause(ctx, sb.ID); return err }))
+	asleep := func() bool {
+		now, err := c.Get(ctx, sb.ID)
+		check(t, err)
+		return now.State == sandbox.StateHibernated
+	}
+	refused := func(when string) {
+		t.Helper()
+		if err := command(); !errors.Is(err, sandbox.ErrNotReady) || !strings.Contains(err.Error(), "resume it first") {
+			t.Errorf("a command, %s: %v", when, err)
+		}
+	}
+	r.await(ctx, "a hibernation", asleep)
+	refused("put to disk by the worker")
+	r.killWorker()
+	r.startWorker("--paused-memory", "hibernate")
+	c = r.client()
+	refused("of the worker before")
+	if !asleep() {
+		t.Error("what was refused has woken it")
+	}
+	_, err = c.Resume(ctx, sb.ID)
+	check(t, err)
+	check(t, command())
+	check(t, whenReady(func() error { _, err := c.Hibernate(ctx, sb.ID); return err }))
+	check(t, command())
+	r.killWorker()
+	r.startWorker("--disk-reserve", "1000T")
+	c = r.client()
+	if err := whenReady(func() error { _, err := c.Hibernate(ctx, sb.ID); return err }); !errors.Is(err, sandbox.ErrNotHibernated) || !strings.Contains(err.Error(), "the disk of") {
+		t.Errorf("a hibernation to a disk that is for what runs: %v", err)
+	}
+	check(t, command())
+	_, err = c.Delete(ctx, sb.ID)
+	check(t, err)
+	r.nothingLeftOf()
+}

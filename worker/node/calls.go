@@ -146,7 +146,7 @@ func (b *box) explain(ctx context.Context, err error) error {
 	case err == nil, !over && (ctx.Err() != nil || typed(err)):
 		return err
 	case errors.Is(err, holder.ErrPaused), errors.Is(err, holder.ErrHibernated):
-		return fmt.Errorf("%w: %w", sandbox.ErrNotReady, err)
+		return fmt.Errorf("%w: %w: resume it first", sandbox.ErrNotReady, err)
 	case !over && !errors.Is(err, holder.ErrLost):
 		return fmt.Errorf("%w: %w", sandbox.ErrRuntime, err)
 	}

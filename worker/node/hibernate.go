@@ -55,7 +55,11 @@ func (n *Node) Hibernate(ctx context.Context, id string) error {
 	if err != nil {
 		return b.explain(ctx, err)
 	}
-	if err := b.hibernate(); err != nil {
+	if err = os.WriteFile(b.askedPath(), nil, 0o600); err == nil {
+		err = b.hibernate()
+	}
+	if err != nil {
+		err = errors.Join(err, remove(b.askedPath()))
 		if alone && n.life.Err() == nil { // it runs on, unless it waits for its model
 			err = errors.Join(err, b.letGo(byCall))
 		}
@@ -216,6 +220,9 @@ func (b *box) runOn() error {
 	}
 	b.noteNap(nap{})
 	b.tell("woken")
+	if err := remove(b.askedPath()); err != nil {
+		b.n.log.Warn("when a call pauses a sandbox next, a command may wake it", "sandbox", b.id, "err", err)
+	}
 	return nil
 }
 
@@ -331,15 +338,20 @@ func (b *box) bindAgain() error {
 	return nil
 }
 
-// awaken has a hibernated sandbox run that a call has paused, for a command or a file
-// that is written. Who else has paused it is for rouse.
+// askedPath is an empty file that stands while a sandbox is hibernated because a call has
+// asked for that, and not only for a pause.
+func (b *box) askedPath() string { return filepath.Join(b.dir, "asked") }
+
+// awaken has a sandbox run that a call has put to disk, for a command or a file that is
+// written. One that a call has paused is for a call to resume, wherever its memory is by
+// now; who else has paused it is for rouse.
 func (b *box) awaken(ctx context.Context) error {
 	if !b.napping() {
 		return nil
 	}
 	b.pausing.Lock()
 	defer b.pausing.Unlock()
-	if !b.napping() {
+	if _, err := os.Lstat(b.askedPath()); err != nil || !b.napping() {
 		return nil
 	}
 	return b.explain(ctx, b.letGo(byCall))
