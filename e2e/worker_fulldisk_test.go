@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"quarry/api/sandboxes"
 	"quarry/worker/sandbox"
@@ -100,5 +101,51 @@ func TestAWorkerLivesThroughAFullDisk(t *testing.T) {
 	}
 	_, err = c.Delete(ctx, sleeps.ID)
 	check(t, err)
+	r.nothingLeftOf()
+}
+
+// TestAFullDiskIsRemembered fills the disk under a command that ends when there is room
+// again, and under a first process: neither end is told as theirs.
+func TestAFullDiskIsRemembered(t *testing.T) {
+	r := newWorkerRig(t, "cold")
+	r.endWorker()
+	small := r.path("w", "node")
+	check(t, syscall.Mount("tmpfs", small, "tmpfs", 0, "size=64m,mode=0700"))
+	defer syscall.Unmount(small, syscall.MNT_DETACH)
+	r.startWorker("--disk", "20G")
+	c, ctx := r.client(), t.Context()
+	spec := sandbox.Spec{Image: "t/task", MemoryMB: 128}
+	sb, err := c.Create(ctx, spec, "")
+	check(t, err)
+	spec.Entrypoint = []string{"/bin/sh", "-c", "while :; do head -c 65536 /dev/zero >> /f || exit 7; sleep 0.1; done"}
+	own, err := c.Create(ctx, spec, "")
+	check(t, err)
+	ballast := fillUp(t, small)
+	_, err = c.Start(ctx, sb.ID, sandbox.ExecSpec{ID: "under", Shell: "while [ ! -e /dev/shm/go ]; do sleep 0.1; done; exit 9"})
+	check(t, err)
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if own, err = c.Get(ctx, own.ID); err != nil || own.State == sandbox.StateEnded {
+			break
+		}
+	}
+	if err != nil || own.End == nil || own.End.Reason != sandbox.ReasonDiskFull || own.End.Blame != sandbox.BlameInfra {
+		t.Errorf("a first process on a full disk: %+v, %v", own.End, err)
+	} else {
+		t.Logf("it ended: %+v", own.End)
+	}
+	check(t, os.Remove(ballast))
+	if code, out, err := run(ctx, c, sb.ID, sandbox.ExecSpec{ID: "after", Shell: "touch /dev/shm/go"}); code != 0 || err != nil {
+		t.Fatalf("got %d %q %v", code, out, err)
+	}
+	if st := done(t, c, sb.ID, "under"); st.ExitCode == nil || *st.ExitCode != 9 || !strings.Contains(st.Infra, "disk was full") {
+		t.Errorf("a command under which the disk was full: %+v", st)
+	}
+	if st := done(t, c, sb.ID, "after"); st.Infra != "" {
+		t.Errorf("a command after that: %+v", st)
+	}
+	_, err = c.Delete(ctx, sb.ID)
+	check(t, err)
+	r.endWorker()
+	check(t, syscall.Unmount(small, 0))
 	r.nothingLeftOf()
 }

@@ -50,7 +50,7 @@ type box struct {
 	failure error         // why its create failed
 
 	judging sync.Mutex        // guards what follows
-	begun   map[string]int64  // execs that run, and the reads of the image that had failed before
+	begun   map[string]begin  // execs that run
 	blamed  map[string]string // execs under which the image failed
 	watched map[string]bool   // execs whose end is awaited, or told
 	inTurn  []string          // the same, as they came
@@ -76,7 +76,7 @@ type box struct {
 func (n *Node) newBox(j journal) *box {
 	b := &box{
 		n: n, id: j.ID, dir: filepath.Join(n.c.boxesDir(), j.ID), j: j, state: sandbox.StateCreating, used: n.now(),
-		watched: map[string]bool{}, begun: map[string]int64{}, blamed: map[string]string{}, ask: make(chan struct{}), dead: make(chan struct{}), starved: make(chan struct{}), wake: make(chan struct{}, 1), settled: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{}),
+		watched: map[string]bool{}, begun: map[string]begin{}, blamed: map[string]string{}, ask: make(chan struct{}), dead: make(chan struct{}), starved: make(chan struct{}), wake: make(chan struct{}, 1), settled: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{}),
 	}
 	if n.tree != nil {
 		b.group = n.tree.Group(j.ID)

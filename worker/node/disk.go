@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -68,10 +69,45 @@ func (n *Node) whoseDisk(err error) error {
 	return err
 }
 
-// diskFull reports whether a sandbox cannot write although it may.
-func (n *Node) diskFull() bool {
+// fullEvery is how often a node looks whether its disk is full: what writes finds that out
+// in between, but not often before the node does, and seldom makes room again as soon.
+const fullEvery = 200 * time.Millisecond
+
+// watchDisk notes when the disk is full, until Close.
+func (n *Node) watchDisk() {
+	tick := time.NewTicker(fullEvery)
+	defer tick.Stop()
+	for {
+		n.lookAtDisk()
+		select {
+		case <-n.life.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// lookAtDisk notes whether a sandbox cannot write now although it may.
+func (n *Node) lookAtDisk() {
+	now := n.now() // before: whoever begins after this has not seen it full for that
 	free, err := freeDisk(n.c.boxesDir())
-	return err == nil && free < scarceDisk
+	if err != nil || free >= scarceDisk {
+		return
+	}
+	n.fullMu.Lock()
+	defer n.fullMu.Unlock()
+	if now.After(n.lastFull) {
+		n.lastFull = now
+	}
+}
+
+// wasFull reports whether the disk has been full since a time, as far as this node knows:
+// what was written then may have failed, whether or not there is room again.
+func (n *Node) wasFull(since time.Time) bool {
+	n.lookAtDisk()
+	n.fullMu.Lock()
+	defer n.fullMu.Unlock()
+	return !n.lastFull.IsZero() && !n.lastFull.Before(since)
 }
 
 // reserve is the file that keeps room for records.

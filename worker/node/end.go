@@ -35,7 +35,8 @@ type facts struct {
 	evidence  sandbox.Evidence
 	limitHits int64  // how often its memory limit was reached
 	unserved  string // why reads of the image may have failed uncounted
-	diskFree  int64  // of the node's disk, -1 when not known
+	wasFull   bool   // the node's disk was, while the sandbox was there
+	own       bool   // it had a first process of its own, which no exec speaks for
 	memoryMB  int64
 	at        time.Time
 }
@@ -63,8 +64,8 @@ func (f facts) ended() sandbox.End {
 		status := f.exit.status
 		e.ExitCode = &status
 		e.Message = fmt.Sprintf("its first process ended with status %d", status)
-	case f.diskFree >= 0 && f.diskFree < scarceDisk:
-		e.Reason, e.Message = sandbox.ReasonDiskFull, "the node's disk is full, and the sandbox's runtime ended"
+	case f.wasFull:
+		e.Reason, e.Message = sandbox.ReasonDiskFull, "the node's disk was full, and the sandbox's runtime ended"
 	case f.exit.lost:
 		e.Reason, e.Message = sandbox.ReasonNodeLost, "the node's process that held it has ended"
 	default:
@@ -79,10 +80,24 @@ func (f facts) ended() sandbox.End {
 		status := f.exit.status
 		e.ExitCode = &status
 	}
-	e = f.withImageErrors(e)
+	e = f.withFullDisk(f.withImageErrors(e))
 	e.Blame, e.Retryable = blame(e)
 	if f.asked != nil && f.asked.Blame != "" && e.Reason == f.asked.Reason {
 		e.Blame, e.Retryable = f.asked.Blame, false
+	}
+	return e
+}
+
+// withFullDisk lets a full disk of the node stand before what it may have caused in the
+// first process: that may have swallowed that a write failed. An exec has its own mark.
+func (f facts) withFullDisk(e sandbox.End) sandbox.End {
+	if !f.wasFull || !f.own {
+		return e
+	}
+	switch e.Reason {
+	case sandbox.ReasonDeleted, sandbox.ReasonExited, sandbox.ReasonTTL, sandbox.ReasonIdle, sandbox.ReasonDrained:
+		e.Message = "the node's disk was full while it ran, and what its first process wrote may have failed for that; " + e.Message
+		e.Reason = sandbox.ReasonDiskFull
 	}
 	return e
 }

@@ -36,31 +36,43 @@ func TestHowASandboxEnded(t *testing.T) {
 			reason: sandbox.ReasonHostOOM, blame: sandbox.BlameInfra, retryable: true,
 		},
 		"its first process ended": {
-			f:      facts{exit: exit{known: true}, diskFree: 0},
+			f:      facts{exit: exit{known: true}, own: true},
 			reason: sandbox.ReasonExited, blame: sandbox.BlameAgent, code: &zero,
 		},
 		"its first process ended, having read what was not there": {
 			f:      facts{exit: exit{known: true}, evidence: sandbox.Evidence{ImageIOErrors: 1}},
 			reason: sandbox.ReasonImageIO, blame: sandbox.BlameInfra, retryable: true, code: &zero,
 		},
+		"its first process ended, and the disk was full while it ran": {
+			f:      facts{exit: exit{known: true}, own: true, wasFull: true},
+			reason: sandbox.ReasonDiskFull, blame: sandbox.BlameInfra, retryable: true, code: &zero, say: "its first process ended with status 0",
+		},
+		"it was deleted, and the disk was full while its first process ran": {
+			f:      facts{asked: deleted, own: true, wasFull: true},
+			reason: sandbox.ReasonDiskFull, blame: sandbox.BlameInfra, retryable: true,
+		},
+		"it was deleted, and its execs tell that the disk was full": {
+			f:      facts{asked: deleted, wasFull: true},
+			reason: sandbox.ReasonDeleted, blame: sandbox.BlameUser,
+		},
 		"its Sentry was killed": {
-			f:      facts{exit: exit{known: true, signal: 9}, diskFree: -1},
+			f:      facts{exit: exit{known: true, signal: 9}},
 			reason: sandbox.ReasonRuntime, blame: sandbox.BlameInfra, retryable: true, say: "its Sentry was ended by signal 9",
 		},
 		"its gofer was killed": {
-			f:      facts{exit: exit{known: true, gofer: 9}, diskFree: -1},
+			f:      facts{exit: exit{known: true, gofer: 9}},
 			reason: sandbox.ReasonRuntime, blame: sandbox.BlameInfra, retryable: true, say: "gofer",
 		},
 		"the disk was full": {
-			f:      facts{exit: exit{known: true, signal: 7}, diskFree: 1 << 20},
+			f:      facts{exit: exit{known: true, signal: 7}, wasFull: true},
 			reason: sandbox.ReasonDiskFull, blame: sandbox.BlameInfra, retryable: true,
 		},
 		"it forked too much": {
-			f:      facts{exit: exit{known: true, signal: 6}, diskFree: -1, evidence: sandbox.Evidence{PIDsRefused: 3}},
+			f:      facts{exit: exit{known: true, signal: 6}, evidence: sandbox.Evidence{PIDsRefused: 3}},
 			reason: sandbox.ReasonRuntime, blame: sandbox.BlameAgent, limit: "pids",
 		},
 		"its holder was killed": {
-			f:      facts{exit: exit{lost: true}, diskFree: -1},
+			f:      facts{exit: exit{lost: true}},
 			reason: sandbox.ReasonNodeLost, blame: sandbox.BlameInfra, retryable: true,
 		},
 		"its image is not there": {

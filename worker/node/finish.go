@@ -56,10 +56,12 @@ func (b *box) finish() {
 func (b *box) stop(ctx context.Context, why *cause) facts {
 	ctx, cancel := context.WithTimeout(ctx, endPatience)
 	defer cancel()
-	f := facts{asked: why, diskFree: -1}
+	f := facts{asked: why}
 	b.mu.Lock()
 	f.memoryMB = b.j.Asked.MemoryMB
 	f.evidence.WorkerRestarts = b.j.Restarts
+	f.own = len(b.j.Asked.Entrypoint) > 0
+	since := b.j.Created
 	link := b.link
 	b.mu.Unlock()
 	f.evidence.DiskUsed = b.diskUsed()
@@ -72,9 +74,7 @@ func (b *box) stop(ctx context.Context, why *cause) facts {
 			f.evidence.OOMKills, f.evidence.MemoryPeak, f.evidence.PIDsRefused, f.limitHits = c.OOMKills, c.MemoryPeak, c.PIDsRefused, c.LimitHits
 		}
 	}
-	if free, err := freeDisk(b.n.c.boxesDir()); err == nil {
-		f.diskFree = free
-	}
+	f.wasFull = b.n.wasFull(since)
 	if link != nil {
 		if c, err := link.Counters(); err == nil {
 			f.evidence.DeniedPackets = c.DeniedPackets

@@ -25,9 +25,17 @@ const (
 	maxBlamed = 1024
 )
 
+// begin is what an exec is judged by when it has ended.
+type begin struct {
+	failed int64     // reads of the image that had failed before
+	at     time.Time // zero is before this node
+}
+
 // begins notes how many reads of the image have failed before an exec. The returned
 // function takes that back.
 func (b *box) begins(exec string) (undo func()) {
+	at := b.n.now()
+	b.n.lookAtDisk() // it may have room again by the next look
 	failed, err := b.failedReads()
 	if err != nil {
 		failed = -1 // the next count says so
@@ -37,7 +45,7 @@ func (b *box) begins(exec string) (undo func()) {
 	if _, known := b.begun[exec]; known {
 		return func() {}
 	}
-	b.begun[exec] = failed
+	b.begun[exec] = begin{failed, at}
 	return func() {
 		b.judging.Lock()
 		defer b.judging.Unlock()
@@ -115,9 +123,9 @@ func (b *box) verdict(exec string) (why string, first bool) {
 	}
 	delete(b.begun, exec)
 	now, err := b.failedReads()
-	switch failed := now - max(before, 0); {
-	case b.n.diskFull():
-		why = "the node's disk is full: what the command wrote may have failed for that"
+	switch failed := now - max(before.failed, 0); {
+	case b.n.wasFull(before.at):
+		why = "the node's disk was full while it ran: what the command wrote may have failed for that"
 	case errors.Is(err, worker.ErrUnserved):
 		why = err.Error() + ", and reads of the image failed"
 	case err != nil:

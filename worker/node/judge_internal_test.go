@@ -10,7 +10,7 @@ import (
 // However many execs a sandbox has had, the node knows of a bounded number, and never
 // forgets one that runs.
 func TestTheExecsThatAreWatchedAreBounded(t *testing.T) {
-	b := &box{watched: map[string]bool{}, begun: map[string]int64{"runs": 0}, blamed: map[string]string{}}
+	b := &box{watched: map[string]bool{}, begun: map[string]begin{"runs": {}}, blamed: map[string]string{}}
 	if !b.watches("runs") || b.watches("runs") {
 		t.Fatal("the first is not watched once")
 	}

@@ -59,6 +59,9 @@ type Node struct {
 	draining bool
 	closed   bool
 
+	fullMu   sync.Mutex // guards lastFull
+	lastFull time.Time  // when the disk was seen full; zero is never
+
 	left chan struct{}  // has an element when a sandbox has left its mount
 	work sync.WaitGroup // the goroutines of boxes and the janitor
 	stop context.CancelFunc
@@ -151,6 +154,7 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 		n.closeWaits()
 		return nil, err
 	}
+	n.lookAtDisk() // what is adopted has to know
 	if err := n.adoptAll(ctx); err != nil {
 		n.stop()
 		n.closeWaits()
@@ -159,6 +163,7 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 	}
 	n.work.Go(n.janitor)
 	n.work.Go(n.watchImages)
+	n.work.Go(n.watchDisk)
 	n.work.Go(n.watchAnswers)
 	if n.c.PausedMemory != PausedKeep {
 		n.work.Go(n.watchMemory)
