@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -85,6 +86,19 @@ func (r *workerRig) awaitStalledRead(ctx context.Context) {
 	defer cancel()
 	var look stalledReads
 	r.await(ctx, "a read of the image that nobody answers", func() bool { return look.seen(r.path("w")) })
+}
+
+func processesNamed(t *testing.T, prefix string) (pids []int) {
+	t.Helper()
+	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range procs {
+		if raw, err := os.ReadFile(path); err == nil && bytes.HasPrefix(raw, []byte(prefix)) {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			check(t, err)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // TestAMountThatDiesStandsInTheRecord kills the process that serves an image.
