@@ -25,6 +25,14 @@ func (r *rig) hibernate() {
 	}
 	before := r.state()
 	size, err := r.c.Hibernate(r.ctx)
+	for errors.Is(err, holder.ErrNotHibernated) && strings.Contains(err.Error(), "not begun") { // ends with ctx
+		if err = r.c.Resume(r.ctx); err == nil {
+			err = r.c.Pause(r.ctx, false)
+		}
+		if err == nil {
+			size, err = r.c.Hibernate(r.ctx)
+		}
+	}
 	if err != nil {
 		r.Fatal(err)
 	}
