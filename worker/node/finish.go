@@ -18,6 +18,9 @@ const (
 	// for a read of its image is killed by the kernel when the read is answered, or
 	// given up, whichever comes first: its end is recorded without it.
 	endPatience = 15 * time.Second
+	// killPatience is how long those that are killed may take beyond that, and a holder
+	// that is to leave: one that does not is killed too.
+	killPatience = 5 * time.Second
 	// cleanPatience is how long the end of a sandbox is waited for by those who asked
 	// for it, once its record stands.
 	cleanPatience = 15 * time.Second
@@ -54,8 +57,6 @@ func (b *box) finish() {
 
 // stop ends all processes of the sandbox and gathers what tells how it ended.
 func (b *box) stop(ctx context.Context, why *cause) facts {
-	ctx, cancel := context.WithTimeout(ctx, endPatience)
-	defer cancel()
 	f := facts{asked: why}
 	b.mu.Lock()
 	f.memoryMB = b.j.Asked.MemoryMB
@@ -65,7 +66,11 @@ func (b *box) stop(ctx context.Context, why *cause) facts {
 	link := b.link
 	b.mu.Unlock()
 	f.evidence.DiskUsed = b.diskUsed()
-	b.endByHolder(ctx, &f) // by the holder, which knows how it ended
+	asking, cancel := context.WithTimeout(ctx, endPatience)
+	b.endByHolder(asking, &f) // by the holder, which knows how it ended
+	cancel()
+	ctx, cancel = context.WithTimeout(ctx, killPatience)
+	defer cancel()
 	if b.group != nil {
 		if err := b.group.Kill(ctx); err != nil {
 			b.n.log.WarnContext(ctx, "processes of a sandbox do not end", "sandbox", b.id, "err", err)

@@ -414,6 +414,8 @@ func (b *box) endHolder(ctx context.Context) error {
 	if h == nil {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, killPatience)
+	defer cancel()
 	if _, err := h.End(ctx); err != nil && !errors.Is(err, holder.ErrLost) {
 		b.strays = true
 	}
