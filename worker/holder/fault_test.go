@@ -168,13 +168,21 @@ func TestHelpers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
+	if _, err := feed.WriteString("begun"); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel = context.WithCancel(r.ctx)
-	time.AfterFunc(300*time.Millisecond, func() { feed.Close(); cancel() })
+	begun := make([]byte, 5)
+	go func() { // ends with what the helper says
+		io.ReadFull(out, begun)
+		feed.Close()
+		cancel()
+	}()
 	if _, err := r.c.RunHelper(ctx, holder.Helper{Process: process("undo", "-1"), Program: program, Stdin: in, Stdout: to}); err == nil {
 		t.Error("a helper nobody waits for was waited for")
 	}
 	to.Close()
-	if b, err := io.ReadAll(out); err != nil || string(b) != "undone" {
+	if b, err := io.ReadAll(out); err != nil || string(begun)+string(b) != "begunundone" {
 		t.Errorf("a helper whose caller left: %q, %v", b, err)
 	}
 	if list, err := r.c.Execs(r.ctx); err != nil || len(list) != 0 {

@@ -25,7 +25,7 @@ func slowRestore(t *testing.T, runsc []string) []string {
 // A first process whose time was over while it was hibernated ends as soon as it is
 // restored, also before anybody has asked for its status: that is an end of its own.
 func TestAFirstProcessThatEndsAtItsWake(t *testing.T) {
-	const gap = 5 // seconds that nothing but a hibernation takes from it
+	const gap = 15 // seconds that nothing but a hibernation takes from it
 	c := config(t, "sh", "-c", fmt.Sprintf("last=$(date +%%s); while now=$(date +%%s); [ $((now - last)) -lt %d ]; do last=$now; sleep 0.02; echo; done; exit 3", gap))
 	c.Runsc = slowRestore(t, c.Runsc)
 	r := startRig(t, c)
