@@ -103,7 +103,10 @@ var ErrUnserved = errors.New("the process that served the image has ended")
 func (mt *Mount) FailedSince(since Served) (int64, error) {
 	if start, err := attach.ProcessStart(since.PID); err == nil && start == since.Start {
 		counts, err := attach.ReadCounts(mt.dir)
-		return int64(counts.FailedReads - since.FailedReads), err
+		if err != nil {
+			return 0, err
+		}
+		return int64(counts.FailedReads - since.FailedReads), nil
 	}
 	now, err := mt.Served() // which knows of other PID namespaces
 	switch {

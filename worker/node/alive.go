@@ -134,5 +134,9 @@ func (b *box) alter(late time.Duration, call func(context.Context) error) error 
 			return
 		}
 	}()
-	return call(ctx)
+	err := call(ctx)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx) // not what a step on the way makes of it
+	}
+	return err
 }

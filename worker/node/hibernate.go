@@ -2,17 +2,12 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
-
-	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"quarry/worker/holder"
 	"quarry/worker/memory"
@@ -31,6 +26,7 @@ const napTurn = time.Minute
 type nap struct {
 	now   bool
 	bytes int64     // on the disk
+	reads int64     // of the image that had failed before
 	tried time.Time // when it was refused for want of room in memory
 }
 
@@ -58,9 +54,12 @@ func (n *Node) Hibernate(ctx context.Context, id string) error {
 	if err = os.WriteFile(b.askedPath(), nil, 0o600); err == nil {
 		err = b.hibernate()
 	}
+	if errors.Is(err, errLeft) {
+		return err // the mark stays: it may be on the disk
+	}
 	if err != nil {
 		err = errors.Join(err, remove(b.askedPath()))
-		if alone && n.life.Err() == nil { // it runs on, unless it waits for its model
+		if alone { // it runs on, unless it waits for its model
 			err = errors.Join(err, b.letGo(byCall))
 		}
 		return b.explain(ctx, err)
@@ -99,7 +98,8 @@ func (b *box) hibernate() error {
 	if err != nil {
 		return err
 	}
-	b.noteNap(nap{now: true, bytes: size})
+	reads, _ := b.failedReads() // what served the image may end meanwhile, and its count
+	b.noteNap(nap{now: true, bytes: size, reads: reads})
 	b.tell("hibernated")
 	return nil
 }
@@ -107,6 +107,9 @@ func (b *box) hibernate() error {
 // putToDisk has the holder do it. Nothing reaches the sandbox from before the checkpoint
 // until it is woken, or that is refused.
 func (b *box) putToDisk() (size int64, err error) {
+	if b.n.life.Err() != nil {
+		return 0, errLeft
+	}
 	b.mu.Lock()
 	link := b.link
 	b.mu.Unlock()
@@ -114,6 +117,7 @@ func (b *box) putToDisk() (size int64, err error) {
 		if err := link.Shut(); err != nil {
 			return 0, fmt.Errorf("%w: %w", holder.ErrNotHibernated, err)
 		}
+		b.shut = true
 	}
 	b.forgetMemory()
 	if err = b.cannotNap(b.n.life); err == nil {
@@ -122,7 +126,7 @@ func (b *box) putToDisk() (size int64, err error) {
 	if errors.Is(err, sandbox.ErrInvalid) {
 		err = fmt.Errorf("%w: the process that holds it is of an earlier quarry, which could not", holder.ErrNotHibernated)
 	}
-	if err != nil && b.n.life.Err() == nil && !b.ending() {
+	if err != nil && !errors.Is(err, errLeft) && !b.ending() {
 		b.readyMemory()
 		b.offerMemory(true)
 		err = errors.Join(err, b.reopen())
@@ -194,177 +198,6 @@ func (b *box) noteNap(now nap) {
 	b.n.c.Naps.holds(now.bytes - before.bytes)
 }
 
-// runOn lets the guest go on, or restores it. b.pausing is held.
-func (b *box) runOn() error {
-	if !b.napping() {
-		err := b.alter(settleTime, b.h.Resume)
-		if !errors.Is(err, holder.ErrHibernated) { // as an earlier node has left it
-			return err
-		}
-	}
-	if b.ending() {
-		return sandbox.ErrEnded // of what is on the disk nothing is wanted
-	}
-	began := time.Now()
-	err := b.restore()
-	b.n.c.Naps.woken(time.Since(began), resultOf(err))
-	if errors.Is(err, holder.ErrNoRoom) || isFull(err) { // the places of its shares take some, too
-		return busyDisk(err.Error())
-	}
-	if err != nil {
-		if !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, holder.ErrLost) && !errors.Is(err, errLeft) {
-			b.end(cause{Reason: sandbox.ReasonRestore, Message: "it was hibernated and could not be restored: " + err.Error()})
-			err = fmt.Errorf("%w: %w", sandbox.ErrEnded, err)
-		}
-		return err
-	}
-	b.noteNap(nap{})
-	b.tell("woken")
-	if err := remove(b.askedPath()); err != nil {
-		b.n.log.Warn("when a call pauses a sandbox next, a command may wake it", "sandbox", b.id, "err", err)
-	}
-	return nil
-}
-
-// restore gives the sandbox what runsc takes at each start, and has it started.
-func (b *box) restore() error {
-	b.mu.Lock()
-	link := b.link
-	b.mu.Unlock()
-	if link != nil {
-		if err := link.Refill(); err != nil {
-			return err
-		}
-	}
-	err := b.alter(0, b.mountAgain)
-	if err == nil {
-		err = b.bindAgain()
-	}
-	if err == nil {
-		err = b.alter(0, b.h.Wake)
-	}
-	if errors.Is(err, errLeft) {
-		return err // the gofer may not have them yet
-	}
-	if err == nil {
-		err = b.reopen()
-	}
-	if uerr := unmountBelow(b.dir); uerr != nil { // the gofer has its own
-		b.n.log.Warn("shares of a restored sandbox stay bound", "sandbox", b.id, "err", uerr)
-	}
-	return err
-}
-
-// reopen lets packets through to a sandbox that has a Sentry again.
-func (b *box) reopen() error {
-	b.mu.Lock()
-	link := b.link
-	b.mu.Unlock()
-	if link == nil {
-		return nil
-	}
-	return link.Reopen()
-}
-
-// afterWake does what an earlier node may have left to do.
-func (b *box) afterWake() error { return errors.Join(b.reopen(), unmountBelow(b.dir)) }
-
-// mountAgain makes sure that somebody serves the image, which a restore opens anew, and
-// notes who does: what served it before has ended for a sandbox that runs, not for this one.
-func (b *box) mountAgain(ctx context.Context) error {
-	b.mu.Lock()
-	mt, id, before, role := b.mount, b.j.ImageID, b.j.Served, b.j.Asked.Role
-	b.mu.Unlock()
-	if mt == nil {
-		return nil
-	}
-	now, err := mt.Served()
-	if err != nil {
-		im, err := b.n.c.Dir.Load(id)
-		if err != nil {
-			return err
-		}
-		more, err := b.n.c.Worker.AcquireForSandbox(ctx, im, role == sandbox.RoleGrade)
-		if err != nil {
-			return err
-		}
-		now, err = mt.Served()
-		// Its holder has the sandbox's own reference.
-		if err = errors.Join(err, more.Leave(context.WithoutCancel(ctx))); err != nil {
-			return fmt.Errorf("mount of the image: %w", err)
-		}
-	}
-	if now.PID == before.PID && now.Start == before.Start {
-		return nil
-	}
-	return b.update(func(j *journal) { j.Served = now })
-}
-
-// bindAgain binds the shares of the bundle where they were.
-func (b *box) bindAgain() error {
-	b.mu.Lock()
-	asked := b.j.Asked.Shares
-	b.mu.Unlock()
-	if len(asked) == 0 {
-		return nil
-	}
-	if err := unmountBelow(b.dir); err != nil { // of a wake that a node did not live to see
-		return err
-	}
-	raw, err := readBounded(filepath.Join(b.dir, "config.json"))
-	if err != nil {
-		return err
-	}
-	var spec specs.Spec
-	if err := json.Unmarshal(raw, &spec); err != nil {
-		return err
-	}
-	at := filepath.Join(b.dir, "shares") + "/"
-	for _, m := range spec.Mounts {
-		if !strings.HasPrefix(m.Source, at) {
-			continue
-		}
-		i := slices.IndexFunc(asked, func(s sandbox.Share) bool { return s.Target == m.Destination })
-		if i < 0 {
-			return fmt.Errorf("the bundle has a share at %s that nobody asked for", m.Destination)
-		}
-		if err := os.Remove(m.Source); err != nil && !errors.Is(err, unix.ENOENT) {
-			return err
-		}
-		if err := b.n.bindShare(asked[i], m.Source); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// askedPath is an empty file that stands while a sandbox is hibernated because a call has
-// asked for that, and not only for a pause.
-func (b *box) askedPath() string { return filepath.Join(b.dir, "asked") }
-
-// awaken has a sandbox run that a call has put to disk, for a command or a file that is
-// written. One that a call has paused is for a call to resume, wherever its memory is by
-// now; who else has paused it is for rouse.
-func (b *box) awaken(ctx context.Context) error {
-	if !b.napping() {
-		return nil
-	}
-	b.pausing.Lock()
-	defer b.pausing.Unlock()
-	if _, err := os.Lstat(b.askedPath()); err != nil || !b.napping() {
-		return nil
-	}
-	return b.explain(ctx, b.letGo(byCall))
-}
-
-// stir is rouse for what is to wake a hibernated sandbox too, whoever has paused it.
-func (b *box) stir(ctx context.Context) (release func(), err error) {
-	if err := b.awaken(ctx); err != nil {
-		return nil, err
-	}
-	return b.rouse(ctx)
-}
-
 // LongWait is from when on a wait costs more than a hibernation (docs/decisions/hibernate.md).
 const LongWait = 5 * time.Minute
 
@@ -395,7 +228,7 @@ func (b *box) napSoon() {
 		defer done()
 		b.pausing.Lock()
 		defer b.pausing.Unlock()
-		if b.held == 0 {
+		if b.held == 0 || b.n.life.Err() != nil {
 			return
 		}
 		if err := b.hibernate(); err != nil && !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, holder.ErrLost) {
@@ -421,7 +254,7 @@ func (b *box) takePause() error {
 	if _, err := os.Lstat(filepath.Join(b.dir, "hibernated")); err != nil {
 		defer b.pausing.Unlock()
 		b.takeStand()
-		return errors.Join(b.afterWake(), b.takeHeld())
+		return errors.Join(b.afterWake(), remove(b.askedPath()), b.takeHeld())
 	}
 	b.n.work.Go(func() { // ends with the node's life, or the holder's answer
 		defer b.pausing.Unlock()
@@ -434,7 +267,7 @@ func (b *box) takePause() error {
 			b.noteNap(nap{now: st.Hibernated, bytes: st.OnDisk})
 			b.takeStand()
 			if !st.Hibernated {
-				err = b.afterWake()
+				err = errors.Join(b.afterWake(), remove(b.askedPath()))
 			}
 			err = errors.Join(err, b.takeHeld())
 		}

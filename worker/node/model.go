@@ -161,8 +161,8 @@ func (b *box) resumeForModel(_ context.Context, w modelwait.Wake) error {
 		return nil // the next node wakes it
 	}
 	err := b.letGo(byModel)
-	if errors.Is(err, sandbox.ErrEnded) || errors.Is(err, holder.ErrLost) {
-		return nil // there is nothing to resume
+	if errors.Is(err, sandbox.ErrEnded) || errors.Is(err, holder.ErrLost) || errors.Is(err, errLeft) {
+		return nil // there is nothing to resume, or the next node does it
 	}
 	if err == nil {
 		err = b.noLonger()
@@ -226,7 +226,7 @@ func (b *box) letGo(who want) error {
 func (b *box) takeHeld() error {
 	if _, err := os.Lstat(b.waitingPath()); err == nil {
 		err := b.letGo(byModel)
-		if errors.Is(err, sandbox.ErrCapacity) { // it is on a disk that is full
+		if notYet(err) { // it is on a disk that is full, say
 			b.held = byModel
 			b.n.work.Go(b.resumeWithRoom)
 			return nil
@@ -251,8 +251,13 @@ func (b *box) takeHeld() error {
 	return nil
 }
 
-// resumeWithRoom resumes a sandbox of an earlier node as soon as the disk has room for
-// that: it ends with that, the sandbox, or the node's life.
+// notYet reports whether a restore was not begun, and may be later.
+func notYet(err error) bool {
+	return errors.Is(err, sandbox.ErrCapacity) || errors.Is(err, errNotBegun)
+}
+
+// resumeWithRoom resumes a sandbox of an earlier node as soon as there is what that wants,
+// such as room on the disk: it ends with that, the sandbox, or the node's life.
 func (b *box) resumeWithRoom() {
 	for {
 		select {
@@ -263,7 +268,7 @@ func (b *box) resumeWithRoom() {
 		case <-time.After(roomEvery):
 		}
 		err := b.resumeForModel(b.n.life, modelwait.Wake{Why: "room", Seen: b.n.now()})
-		if !errors.Is(err, sandbox.ErrCapacity) {
+		if !notYet(err) {
 			if err != nil {
 				b.n.log.Warn("a sandbox that an earlier node paused for its model is not resumed", "sandbox", b.id, "err", err)
 			}

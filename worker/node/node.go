@@ -51,6 +51,7 @@ type Node struct {
 	waits    *modelwait.Watcher // nil without endpoints of models
 	waiting  memory.Waiting     // paused sandboxes whose memory may be taken
 	naps     chan struct{}      // has an element while a sandbox is being put to disk
+	wakes    chan struct{}      // the same while one is restored from a disk that is low
 
 	mu       sync.Mutex // guards what follows
 	boxes    map[string]*box
@@ -124,7 +125,7 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 	n := &Node{
 		c: c, log: c.Log, lock: l, records: records{c.recordsDir()},
 		boxes: map[string]*box{}, ended: map[string]record{}, keys: map[string]keyed{},
-		left: make(chan struct{}, 1), naps: make(chan struct{}, 1),
+		left: make(chan struct{}, 1), naps: make(chan struct{}, 1), wakes: make(chan struct{}, 1),
 	}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)

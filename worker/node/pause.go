@@ -110,7 +110,7 @@ func (n *Node) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
 		}
 	}
 	u.ImageErrors, err = mt.FailedSince(served)
-	if errors.Is(err, worker.ErrUnserved) {
+	if errors.Is(err, worker.ErrUnserved) && !st.Hibernated {
 		u.ImageErrors = max(1, u.ImageErrors) // nobody counts them any more
 	}
 	if link != nil {

@@ -49,7 +49,7 @@ func (r *boxRig) stuckIn(call func(*box) error, naps bool) <-chan error {
 		r.until("a checkpoint", func() bool { _, err := os.Lstat(filepath.Join(r.b.dir, "hibernated")); return err == nil })
 		r.stopHolder()
 		select {
-		case <-time.After(200 * time.Millisecond): // longer than an answer takes that was on its way
+		case <-time.After(2 * time.Second): // longer than an answer takes that was on its way
 			return done
 		case err := <-done: // it was faster
 			r.goOn()
