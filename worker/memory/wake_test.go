@@ -246,7 +246,8 @@ func TestPageCacheIsLeftAlone(t *testing.T) {
 	if len(took) != 1 || took[0].Err != nil || took[0].Bytes() < mib<<20*9/10 || took[0].Bytes() > before.Own() {
 		t.Errorf("took %+v of %+v", took, before)
 	}
-	if here := memory.Bytes(f.Present(memory.Range{Len: cached})); before.File < cached || here < cached*95/100 || after.File < before.File*9/10 {
+	// Until the kernel is told that it has enough it may have begun with the page cache.
+	if here := memory.Bytes(f.Present(memory.Range{Len: cached})); before.File < cached || here < cached*3/4 || after.File < before.File*3/4 {
 		t.Errorf("%d bytes of the file's %d are left; held %+v before and %+v after", here, cached, before, after)
 	}
 	if _, err := w.Wake(t.Context(), "one"); err != nil {
@@ -292,9 +293,10 @@ func TestWhatIsNotUsedStaysInSwap(t *testing.T) {
 	}
 }
 
-// Half of each is taken before more of any.
+// Half of each is taken before more of any. The kernel takes more until it is told that it
+// has enough, by some 80 MiB on a fast disk, of which each has several times as much.
 func TestHalfOfEachIsTakenFirst(t *testing.T) {
-	const mib = 128
+	const mib = 512
 	anySwap(t, 4*mib<<20)
 	var w memory.Waiting
 	guests := map[string]*guest{"first": startGuest(t, mib), "second": startGuest(t, mib)}
