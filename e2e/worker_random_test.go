@@ -61,6 +61,8 @@ type callStorm struct {
 	execs   map[string]string // exec to its sandbox
 	wrong   []string
 	calls   map[string]int
+	asks    *client.Client // of the worker at asked
+	asked   string
 }
 
 func (s *callStorm) note(call string) {
@@ -77,14 +79,19 @@ func (s *callStorm) accuse(format string, args ...any) {
 	}
 }
 
-// client asks the worker that serves now.
+// client asks the worker that serves now. There is one for all of its calls: connections
+// that nobody uses any more count, for two minutes, among those that a worker has at once.
 func (s *callStorm) client() *client.Client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.asked == s.r.url {
+		return s.asks
+	}
 	c, err := client.New(client.Config{URL: s.r.url, Token: s.r.token})
 	if err != nil {
 		panic(err)
 	}
+	s.asks, s.asked = c, s.r.url
 	return c
 }
 
