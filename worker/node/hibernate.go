@@ -15,8 +15,9 @@ import (
 )
 
 // A hibernated sandbox is paused, and its memory is a file (docs/decisions/hibernate.md).
-// What it was given of the node stays its own, so that a wake is never refused for want
-// of room. Its holder says whether it is hibernated; nothing about it is journalled here.
+// What it was given of the node stays its own, so that a wake is refused for want of room
+// on a full disk alone. Its holder says whether it is hibernated; that a call has asked for
+// it is a mark in its folder.
 
 // napTurn is how long a sandbox waits until others have been put to disk: one after the
 // other, as all write to the same one.
