@@ -138,7 +138,6 @@ type guest struct {
 	veth string
 	addr netip.Addr
 
-	busy  atomic.Bool
 	cpu   atomic.Int64
 	stuck atomic.Bool // Resume fails
 
@@ -179,8 +178,7 @@ func (l *lab) guest(t testing.TB) *guest {
 func (g *guest) sandbox() Sandbox {
 	return Sandbox{
 		ID: g.veth, Veth: g.veth, Addr: g.addr,
-		CPU:  func() (time.Duration, error) { return time.Duration(g.cpu.Load()), nil },
-		Busy: g.busy.Load,
+		CPU: func() (time.Duration, error) { return time.Duration(g.cpu.Load()), nil },
 		Pause: func(context.Context) error {
 			g.set(func() { g.paused = true; g.pauses++ })
 			return nil

@@ -46,7 +46,7 @@ type action int
 
 const (
 	rest     action = iota // until a time, or for ever
-	doSample               // ask how much processor was used and whether it is busy
+	doSample               // ask how much processor was used
 	doPause
 	doResume
 )
@@ -81,9 +81,8 @@ type sample struct {
 
 // facts are what a sample brings.
 type facts struct {
-	cpu  time.Duration
-	err  error
-	busy bool
+	cpu time.Duration
+	err error
 }
 
 func newMachine(c Config) machine {
@@ -346,7 +345,7 @@ func (m *machine) sampled(f facts, now time.Time) action {
 	if !m.waits() {
 		return rest
 	}
-	if f.busy || used < 0 || float64(used) > m.share*float64(window) || !settled {
+	if used < 0 || float64(used) > m.share*float64(window) || !settled {
 		m.tries++
 		m.mark, m.due = fresh, now.Add(m.held(m.tries-1))
 		return rest

@@ -154,9 +154,9 @@ func TestWhenToPause(t *testing.T) {
 			s.packets(answer(flowA, 900, 0, 150)).pauses(2 * time.Minute)
 		},
 		"even the one that waits": func(s *script) {
-			s.f.busy = true
+			s.f.err = errors.New("gone")
 			s.rests(11 * time.Minute)
-			s.f.busy = false
+			s.f.err = nil
 			s.rests(time.Hour)
 		},
 		"a connection that is being made is one": func(s *script) {
@@ -164,13 +164,7 @@ func TestWhenToPause(t *testing.T) {
 			p.syn, p.acks = true, false
 			s.packets(p).rests(time.Minute)
 		},
-		"a busy sandbox is not paused": func(s *script) {
-			s.f.busy = true
-			s.rests(time.Minute)
-			s.f.busy = false
-			s.pauses(maxHold)
-		},
-		"nor is one whose use of the processor is not known": func(s *script) {
+		"a sandbox is not paused whose use of the processor is not known": func(s *script) {
 			s.f.err = errors.New("gone")
 			s.rests(time.Minute)
 			s.f.err = nil

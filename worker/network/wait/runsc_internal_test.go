@@ -35,8 +35,6 @@ type runsc struct {
 	pid  int
 	wake func() // is called before it is resumed
 
-	awake bool // it is never paused
-
 	mu         sync.Mutex
 	pauseTook  []time.Duration
 	resumeTook []time.Duration
@@ -118,7 +116,6 @@ func (r *runsc) sandbox() Sandbox {
 	s := r.guest.sandbox()
 	note, done := s.Resume, s.Pause
 	s.CPU = r.cpu
-	s.Busy = func() bool { return r.awake }
 	timed := func(to *[]time.Duration, call func(context.Context) error) error {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()

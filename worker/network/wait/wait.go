@@ -85,10 +85,8 @@ type Sandbox struct {
 	// CPU returns the processor time that the sandbox has used. After an error it is
 	// not paused.
 	CPU func() (time.Duration, error)
-	// Busy says that it must not be paused now; nil is never. Pause may refuse as well.
-	Busy func() bool
-	// Pause is called when the sandbox waits for its model alone. After an error it
-	// runs. ctx ends when an answer comes while it is being paused: Resume follows in
+	// Pause is called when the sandbox waits for its model alone, and refuses where it
+	// must not be paused: after an error it runs. ctx ends when an answer comes while it is being paused: Resume follows in
 	// any case where the error is nil.
 	Pause func(ctx context.Context) error
 	// Resume is called once after every Pause without an error, and again until it

@@ -61,13 +61,6 @@ func (x *Watched) Use(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// Paused says whether the sandbox is paused by this watcher, or about to be.
-func (x *Watched) Paused() bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.m.phase != running
-}
-
 // Asks says whether a request of the sandbox is without an answer, as far as is seen.
 func (x *Watched) Asks() bool {
 	x.mu.Lock()
@@ -153,12 +146,11 @@ func (x *Watched) loop() {
 	}
 }
 
-// sample asks the sandbox's functions, which may take their time, and pauses it if
+// sample asks what the sandbox has used, which may take its time, and pauses it if
 // that is the answer.
 func (x *Watched) sample() {
 	var f facts
 	f.cpu, f.err = x.s.CPU()
-	f.busy = x.s.Busy != nil && x.s.Busy()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	x.mu.Lock()

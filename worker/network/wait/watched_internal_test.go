@@ -40,7 +40,7 @@ func newFake(t *testing.T) *fake {
 	t.Helper()
 	w := &Watcher{cfg: Config{}.withDefaults(), by: map[netip.Addr]*Watched{}}
 	f := &fake{t: t}
-	f.x = newWatched(w, Sandbox{ID: "s", CPU: func() (time.Duration, error) { return 0, nil }, Busy: func() bool { return false }, Pause: f.pause, Resume: f.resume})
+	f.x = newWatched(w, Sandbox{ID: "s", CPU: func() (time.Duration, error) { return 0, nil }, Pause: f.pause, Resume: f.resume})
 	go f.x.loop()
 	t.Cleanup(f.x.Close)
 	return f
@@ -152,7 +152,7 @@ func TestAnAnswerWhileItIsBeingPaused(t *testing.T) {
 		f.answers() // Pause has begun
 		time.Sleep(time.Second)
 		f.is(false)
-		if f.x.Paused() || len(f.calls) != 1 || f.calls[0] != "overtaken" {
+		if f.x.Asks() || len(f.calls) != 1 || f.calls[0] != "overtaken" {
 			t.Errorf("calls %v", f.calls)
 		}
 	})
