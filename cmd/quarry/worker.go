@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
 	"quarry/api"
@@ -84,7 +84,7 @@ exec, logs, cp and stats use it.`,
 	f.StringArrayVar(&o.node.ModelEndpoints, "model-endpoint", nil, "HOST:PORT of a model, by plain TCP: a sandbox that waits for its answer is paused until it comes; may be repeated")
 	o.paused.flags(f)
 	o.net.flags(f)
-	f.IntVar(&o.maxConnections, "max-connections", api.MaxConnections, "connections at once; more wait")
+	f.IntVar(&o.maxConnections, "max-connections", api.MaxConnections, "connections at once; one more has the place of one that has been idle for longest, or waits")
 	return c
 }
 
@@ -203,12 +203,15 @@ func (o *workerOptions) serve(ctx context.Context, n *node.Node, wk *worker.Work
 	defer cancel()
 	var g errgroup.Group
 	g.Go(func() error { keepReading(ctx, n, wk, log); return nil })
-	for l, h := range map[net.Listener]*sandboxes.Handler{unix: local, netutil.LimitListener(tcp, o.maxConnections): public} {
+	serve := func(s *http.Server, l net.Listener) {
 		g.Go(func() error {
 			defer cancel()
-			return drainOn(ctx, sandboxes.NewServer(h), l)
+			return drainOn(ctx, s, l)
 		})
 	}
+	serve(sandboxes.NewServer(local), unix)
+	server := sandboxes.NewServer(public)
+	serve(server, sandboxes.Limit(tcp, server, o.maxConnections))
 	return g.Wait()
 }
 
