@@ -61,6 +61,7 @@ it is interrupted. It exits 3 when an agent found a wrong byte.`,
 	f.IntVar(&o.c.Agents, "agents", 0, "how many agents there are, in place of --demand")
 	f.Float64Var(&o.c.WaitScale, "wait-scale", 1, "what waits and work are multiplied with")
 	f.DurationVar(&o.c.Duration, "duration", time.Minute, "how long each arm is measured, once all agents have begun")
+	f.DurationVar(&o.c.Patience, "patience", agentbench.DefaultPatience, "how long an agent that has its answer may take to say so before that is a failure; a restore may take twice as long, and all agents four times to begin and to end")
 	f.IntVar(&o.c.Hot, "working-set", 10, "percent of its memory that an agent reads and writes before it says that it is awake, the same at each step")
 	f.IntVar(&o.c.Moving, "moving-set", 2, "percent of it that an agent reads besides, another part at each step")
 	f.IntVar(&o.c.Cold, "work-set", 2, "percent of it that an agent reads in its work, another part at each step")

@@ -23,11 +23,14 @@ const (
 	creates = 2
 	// sentryMemory is what a sandbox may have beside what its agent holds.
 	sentryMemory = 192 << 20
-	// beginPatience bounds how long all agents take to begin, beside a second each, and
-	// finishPatience how long they check their memory at the end, beside a second for each
+	// Of Config.Patience, which is for one agent that has its answer, a restore may take
+	// twice as much, as may the end of all sandboxes, and all agents four times: to begin,
+	// beside a second each, and to check their memory at the end, beside a second for each
 	// checkedInASecond of it.
-	beginPatience    = 2 * time.Minute
-	finishPatience   = 2 * time.Minute
+	toWake           = 2
+	toEnd            = 2
+	toBegin          = 4
+	toFinish         = 4
 	checkedInASecond = 32 << 20
 	lookEvery        = 500 * time.Millisecond
 	sampleEvery      = 200 * time.Millisecond
@@ -91,7 +94,7 @@ func (t *trial) story(ctx context.Context) (res Result, err error) {
 	if err := t.createAll(ctx); err != nil {
 		return res, fmt.Errorf("%w; the worker said: %s", err, t.w.said())
 	}
-	patience := beginPatience + time.Duration(t.Agents)*time.Second + t.scaled(maxWait)
+	patience := toBegin*t.Patience + time.Duration(t.Agents)*time.Second + t.scaled(maxWait)
 	if !t.until(ctx, patience, func(a *agent) bool { return a.step >= 1 }) && ctx.Err() == nil {
 		t.m.fail("did not begin", "some agents have not taken their first step in %v", patience)
 	}
@@ -103,7 +106,7 @@ func (t *trial) story(ctx context.Context) (res Result, err error) {
 	}
 	to := time.Now()
 	close(t.m.finish)
-	patience = finishPatience + time.Duration(int64(t.Agents)*t.AgentMemory/checkedInASecond)*time.Second
+	patience = toFinish*t.Patience + time.Duration(int64(t.Agents)*t.AgentMemory/checkedInASecond)*time.Second
 	if !t.until(ctx, patience, func(a *agent) bool { return a.checked }) && ctx.Err() == nil {
 		t.m.fail("not checked", "some agents have not checked all their memory in %v", patience)
 	}
@@ -220,7 +223,7 @@ func (t *trial) lookOnce(ctx context.Context) {
 
 // endAll ends all sandboxes, also when the run was interrupted.
 func (t *trial) endAll() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), toEnd*t.Patience)
 	defer cancel()
 	live, err := t.w.List(ctx, sandbox.Filter{})
 	if err != nil {

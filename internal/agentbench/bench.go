@@ -54,6 +54,9 @@ const (
 	work    = 3 * time.Second
 )
 
+// DefaultPatience is for a machine that is slow, as others use it too.
+const DefaultPatience = 30 * time.Second
+
 // Config says what is measured. All fields but Log must be set.
 type Config struct {
 	Quarry      string // the program whose workers are measured; quarry-shim and quarry-guest are beside it
@@ -65,6 +68,7 @@ type Config struct {
 	Agents      int
 	WaitScale   float64       // of the waits and the work
 	Duration    time.Duration // of the measurement of each arm, from when all agents have begun
+	Patience    time.Duration // with an agent that has its answer, before it counts as a failure (DefaultPatience)
 	Hot         int           // percent of its memory that an agent reads and writes before it says that it is awake, the same each time
 	Moving      int           // percent of it that it reads besides, the next in turn
 	Cold        int           // percent of it that it reads in its work, the next in turn
@@ -94,6 +98,8 @@ func (c Config) check() error {
 		return fmt.Errorf("wait scale %v: want more than 0, and 100 at most", c.WaitScale)
 	case c.Duration <= 0 || len(c.Arms) == 0:
 		return errors.New("want a duration, and one arm or more")
+	case c.Patience <= 0 || c.Patience > time.Hour:
+		return fmt.Errorf("patience %v: want more than 0, and an hour at most", c.Patience)
 	case c.Hot < 0 || c.Hot > 100 || c.Moving < 0 || c.Moving > 100 || c.Cold < 0 || c.Cold > 100:
 		return errors.New("parts of an agent's memory are 0 to 100 percent")
 	}

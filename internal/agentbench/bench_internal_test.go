@@ -94,10 +94,10 @@ func TestTheImageIsALayoutOfWhatItNames(t *testing.T) {
 }
 
 // modelOf serves a model of one agent whose waits are short.
-func modelOf(t *testing.T, wake func(context.Context, string) error) (*model, string) {
+func modelOf(t *testing.T, patience time.Duration, wake func(context.Context, string) error) (*model, string) {
 	t.Helper()
 	life, end := context.WithCancel(t.Context())
-	m := newModel(life, Config{Agents: 1, WaitScale: 0.0001})
+	m := newModel(life, Config{Agents: 1, WaitScale: 0.0001, Patience: patience})
 	m.wake = wake
 	s := httptest.NewServer(m)
 	t.Cleanup(func() { end(); m.all.Wait(); s.Close() })
@@ -118,7 +118,7 @@ func post(t *testing.T, url string) (int, string) {
 
 func TestAWakeIsCountedOnce(t *testing.T) {
 	woken := 0
-	m, url := modelOf(t, func(context.Context, string) error { woken++; return nil })
+	m, url := modelOf(t, DefaultPatience, func(context.Context, string) error { woken++; return nil })
 	for range 2 { // the second as after a cut connection
 		if code, word := post(t, url+"/ask?agent=0&step=0"); code != 200 || word != "go" {
 			t.Fatalf("%d %s", code, word)
@@ -152,11 +152,24 @@ func TestAWakeIsCountedOnce(t *testing.T) {
 }
 
 func TestAnAgentThatIsNotWokenIsAFailure(t *testing.T) {
-	m, url := modelOf(t, func(context.Context, string) error { return fmt.Errorf("no disk") })
+	m, url := modelOf(t, DefaultPatience, func(context.Context, string) error { return fmt.Errorf("no disk") })
 	post(t, url+"/ask?agent=0&step=0")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.failures["not woken"] != 1 || len(m.told) != 1 {
+		t.Errorf("failures %v, %v", m.failures, m.told)
+	}
+}
+
+// An agent that has its answer and says nothing is a failure once the patience with it is
+// at its end.
+func TestPatienceWithAnAgentIsAsGiven(t *testing.T) {
+	m, url := modelOf(t, 20*time.Millisecond, nil)
+	post(t, url+"/ask?agent=0&step=0")
+	m.all.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.failures["no sign of life"] != 1 || !strings.Contains(m.told[0], "20ms") {
 		t.Errorf("failures %v, %v", m.failures, m.told)
 	}
 }

@@ -13,8 +13,6 @@ import (
 )
 
 const (
-	// patience is how long an agent may take to say that it is awake.
-	patience = 30 * time.Second
 	// maxQuestion bounds a question.
 	maxQuestion = 1 << 20
 	// questionSize and answerSize are what agents send and get: a prompt's news, a turn.
@@ -48,9 +46,10 @@ type agent struct {
 
 // model is the stub server that agents ask, and what it sees of them.
 type model struct {
-	scale func(time.Duration) time.Duration
-	seed  uint64
-	wake  func(ctx context.Context, sandbox string) error // nil: agents are not to be woken
+	scale    func(time.Duration) time.Duration
+	seed     uint64
+	patience time.Duration                                   // until an agent says that it is awake
+	wake     func(ctx context.Context, sandbox string) error // nil: agents are not to be woken
 
 	life   context.Context
 	finish chan struct{} // closed when no more is measured
@@ -66,7 +65,7 @@ type model struct {
 }
 
 func newModel(life context.Context, c Config) *model {
-	m := &model{scale: c.scaled, seed: c.Seed, life: life, finish: make(chan struct{}), turns: make(chan struct{}, finishers), failures: map[string]int{}}
+	m := &model{scale: c.scaled, seed: c.Seed, patience: c.Patience, life: life, finish: make(chan struct{}), turns: make(chan struct{}, finishers), failures: map[string]int{}}
 	for range c.Agents {
 		m.agents = append(m.agents, &agent{step: -1})
 	}
@@ -176,12 +175,12 @@ func (m *model) serve(i, step int, a *agent, open, acked chan struct{}) {
 	select {
 	case <-acked:
 	case <-m.life.Done():
-	case <-time.After(patience):
+	case <-time.After(m.patience):
 		m.mu.Lock()
 		ended := a.ended
 		m.mu.Unlock()
 		if !ended {
-			m.fail("no sign of life", "agent %d, step %d, for %v", i, step, patience)
+			m.fail("no sign of life", "agent %d, step %d, for %v", i, step, m.patience)
 		}
 	}
 }

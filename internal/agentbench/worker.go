@@ -21,9 +21,6 @@ import (
 	"quarry/worker/network/apart"
 )
 
-// workerStop bounds the end of a worker.
-const workerStop = 20 * time.Second
-
 // measured is a worker with a control group for its sandboxes, whose memory is limited,
 // and another for itself.
 type measured struct {
@@ -31,11 +28,12 @@ type measured struct {
 	cmd         *exec.Cmd
 	log         string
 	boxes, self *cgroup.Group
+	patience    time.Duration // with its end
 }
 
 // startWorker starts one on the node of a pair, for an arm.
 func (r *run) startWorker(p *apart.Pair, arm Arm) (w *measured, err error) {
-	w = &measured{log: r.path(string(arm) + ".log"), boxes: r.tree.Group(string(arm)), self: r.tree.Group(string(arm) + "-worker")}
+	w = &measured{patience: r.Patience, log: r.path(string(arm) + ".log"), boxes: r.tree.Group(string(arm)), self: r.tree.Group(string(arm) + "-worker")}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.stop())
@@ -115,7 +113,7 @@ func (w *measured) said() string {
 
 // stop ends the worker, all that it has started, and the groups.
 func (w *measured) stop() error {
-	ctx, cancel := context.WithTimeout(context.Background(), workerStop)
+	ctx, cancel := context.WithTimeout(context.Background(), w.patience)
 	defer cancel()
 	var errs []error
 	if w.cmd != nil && w.cmd.Process != nil {
@@ -126,7 +124,7 @@ func (w *measured) stop() error {
 		}
 		stop()
 	}
-	ctx, cancel = context.WithTimeout(context.Background(), workerStop)
+	ctx, cancel = context.WithTimeout(context.Background(), w.patience)
 	defer cancel()
 	for _, g := range []*cgroup.Group{w.boxes, w.self} {
 		errs = append(errs, g.Kill(ctx), g.Remove(ctx))
