@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"quarry/internal/swap"
 )
 
 func TestArmsAndSwapAreReadAsWritten(t *testing.T) {
@@ -171,6 +173,27 @@ func TestPatienceWithAnAgentIsAsGiven(t *testing.T) {
 	defer m.mu.Unlock()
 	if m.failures["no sign of life"] != 1 || !strings.Contains(m.told[0], "20ms") {
 		t.Errorf("failures %v, %v", m.failures, m.told)
+	}
+}
+
+// Swap that could not be switched off is kept, as the kernel reads it, and told of.
+func TestSwapThatStaysOnIsKept(t *testing.T) {
+	r := run{dir: t.TempDir()}
+	r.swap = &swapArea{Swap: Swap{Kind: "file", Size: 1 << 20}, path: r.path("swap"), isOn: true}
+	if err := swap.MakeFile(r.swap.path, r.swap.Size); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(r.path("reclaim"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.swap.off(); err == nil || !strings.Contains(err.Error(), r.swap.path+" is kept") { // it never was on
+		t.Errorf("got %v", err)
+	}
+	if err := r.clear(); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(r.dir); err != nil || len(left) != 1 || left[0].Name() != "swap" {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }
 

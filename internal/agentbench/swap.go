@@ -44,6 +44,7 @@ type swapArea struct {
 	Swap
 	path   string
 	device string // the number of a zram, "" with a file
+	isOn   bool
 }
 
 func (s *swapArea) String() string {
@@ -82,20 +83,22 @@ func (s Swap) on(dir string, wanted int64) (*swapArea, error) {
 	if err == nil {
 		err = swap.On(a.path)
 	}
-	if err != nil {
+	if a.isOn = err == nil; !a.isOn {
 		return nil, errors.Join(fmt.Errorf("make swap (--swap none does without): %w", err), a.remove())
 	}
 	return a, nil
 }
 
-// off switches it off, for which what is in it must find room, and removes it.
+// off switches it off, for which what is in it must find room, and removes it. Where it
+// stays on it is kept, as the kernel reads it.
 func (s *swapArea) off() error {
 	if s.Kind == "none" {
 		return nil
 	}
 	if err := swap.Off(s.path); err != nil {
-		return fmt.Errorf("swap stays on: %w", err)
+		return fmt.Errorf("swap stays on, and %s is kept: swapoff it when memory is free, then remove it: %w", s.path, err)
 	}
+	s.isOn = false
 	return s.remove()
 }
 

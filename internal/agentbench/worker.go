@@ -132,7 +132,8 @@ func (w *measured) stop() error {
 	return errors.Join(errs...)
 }
 
-// clear ends the processes that work in the folder and removes it.
+// clear ends the processes that work in the folder and removes it, but for swap that is
+// still on.
 func (r *run) clear() error {
 	for n := range 200 { // 10 s
 		pids := below(r.dir)
@@ -150,7 +151,17 @@ func (r *run) clear() error {
 			err = errors.Join(err, unix.Unmount(f[4], unix.MNT_DETACH))
 		}
 	}
-	return errors.Join(err, os.RemoveAll(r.dir))
+	if r.swap == nil || !r.swap.isOn || r.swap.device != "" {
+		return errors.Join(err, os.RemoveAll(r.dir))
+	}
+	entries, rerr := os.ReadDir(r.dir)
+	err = errors.Join(err, rerr)
+	for _, e := range entries {
+		if path := r.path(e.Name()); path != r.swap.path {
+			err = errors.Join(err, os.RemoveAll(path))
+		}
+	}
+	return err
 }
 
 // below lists the processes that name the folder in their arguments.
