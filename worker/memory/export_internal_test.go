@@ -2,8 +2,19 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"os"
 )
+
+// Fetch brings back what is not in memory of the pieces, and returns when it is there, or
+// ctx ends.
+func Fetch(ctx context.Context, pieces ...Piece) (Fetched, error) {
+	got, err := startFetch(ctx, pieces, nil, nil).wait(ctx)
+	if got.Rest {
+		err = errors.Join(err, context.Cause(ctx))
+	}
+	return got, err
+}
 
 // Lower takes memory by a lower limit, as where the kernel has no other way.
 func (g *Group) Lower(ctx context.Context, want int64) error {
@@ -24,3 +35,9 @@ func (g *Group) Lower(ctx context.Context, want int64) error {
 
 // Stat is of the file.
 func (f *File) Stat() (os.FileInfo, error) { return f.f.Stat() }
+
+// Used lists the parts of the file that processes have mapped.
+func (f *File) Used(ctx context.Context, pids []int) ([]Range, error) {
+	ranges, _, err := f.used(ctx, pids)
+	return ranges, err
+}

@@ -30,27 +30,19 @@ type Piece struct {
 
 // Fetched is what a prefetch did.
 type Fetched struct {
-	Bytes int64 // brought back
-	Took  time.Duration
-	Rest  bool // more is being brought back, while the guest runs
+	Bytes  int64 // brought back
+	Mapped int64 // parts of 64 KiB at most that were mapped where the guest uses them always
+	Took   time.Duration
+	Rest   bool // more is being brought back, while the guest runs
 }
 
-// Fetch brings back what is not in memory of the pieces, and returns when it is there,
-// or ctx ends. A read that is stuck, of an image whose store does not answer, is left
-// behind then; it ends with the device's own deadline. An error is no reason not to run
-// the guest: what is missing comes when the guest touches it.
-func Fetch(ctx context.Context, pieces ...Piece) (Fetched, error) {
-	f := startFetch(ctx, pieces)
-	got, err := f.wait(ctx)
-	if got.Rest {
-		err = errors.Join(err, context.Cause(ctx))
-	}
-	return got, err
-}
-
-// startFetch begins to bring back pieces, until ctx ends.
-func startFetch(ctx context.Context, pieces []Piece) *fetch {
-	f := &fetch{ctx: ctx, begun: time.Now(), done: make(chan struct{}), parts: make(chan Piece), ahead: SwapOnDisk()}
+// startFetch begins to bring back pieces, until ctx ends, and to map what the guest
+// always uses of memory, the one of them that has its habit and spots. A read that is
+// stuck, of an image whose store does not answer, ends with the device's own deadline. An
+// error is no reason not to run the guest: what is missing comes when the guest touches
+// it.
+func startFetch(ctx context.Context, pieces []Piece, h *habit, m *mapper) *fetch {
+	f := &fetch{ctx: ctx, begun: time.Now(), done: make(chan struct{}), parts: make(chan Piece), ahead: SwapOnDisk(), habit: h, mapper: m}
 	var workers sync.WaitGroup
 	for range threads {
 		workers.Go(f.work)
@@ -60,6 +52,7 @@ func startFetch(ctx context.Context, pieces []Piece) *fetch {
 		f.deal(pieces)
 		close(f.parts)
 		workers.Wait()
+		m.close()
 	}()
 	return f
 }
@@ -74,18 +67,21 @@ func (f *fetch) wait(ctx context.Context) (Fetched, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return Fetched{Bytes: f.bytes.Load(), Took: time.Since(f.begun), Rest: rest}, f.err
+	return Fetched{Bytes: f.bytes.Load(), Mapped: f.mapped.Load(), Took: time.Since(f.begun), Rest: rest}, f.err
 }
 
 type fetch struct {
-	ctx   context.Context
-	begun time.Time
-	done  chan struct{}
-	ahead bool       // swap is on a disk
-	parts chan Piece // of one range each
-	bytes atomic.Int64
-	mu    sync.Mutex
-	err   error // the first, guarded by mu
+	ctx    context.Context
+	begun  time.Time
+	done   chan struct{}
+	ahead  bool       // swap is on a disk
+	parts  chan Piece // of one range each
+	habit  *habit     // of whose memory is among them; nil: nothing is learnt
+	mapper *mapper    // nil: nothing is mapped
+	bytes  atomic.Int64
+	mapped atomic.Int64
+	mu     sync.Mutex
+	err    error // the first, guarded by mu
 }
 
 func (f *fetch) fail(err error) {
@@ -125,6 +121,9 @@ func (f *fetch) work() {
 	var scrap []byte
 	for p := range f.parts {
 		away := p.File.Away(p.Ranges[0])
+		if p.File.shmem {
+			f.habit.bringsBack(away)
+		}
 		if f.ahead {
 			p.File.start(away)
 		}
@@ -143,6 +142,9 @@ func (f *fetch) work() {
 			if err != nil && !errors.Is(err, io.EOF) {
 				f.fail(fmt.Errorf("bring back %d bytes at %d: %w", r.Len, r.Off, err))
 			}
+		}
+		if p.File.shmem && f.ctx.Err() == nil {
+			f.mapped.Add(f.mapper.give(p.Ranges[0]))
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,45 +22,66 @@ const (
 	// maxMaps bounds the list of a process's mappings. The kernel has 65 530 at most,
 	// unless it is told otherwise.
 	maxMaps = 16 << 20
+	// maxApart bounds what each process is compared with.
+	maxApart = 64
 	// present is the bit of a page's entry in pagemap that says that it is mapped.
 	present = 1 << 63
 )
 
-// Used lists the parts of the file that processes have mapped, to 64 KiB. A page that
-// went to swap is mapped no more, and one that was brought back is mapped when it is
-// touched: so it is what was touched since it was taken last, or ever. Processes that
-// have ended are passed over.
-func (f *File) Used(ctx context.Context, pids []int) ([]Range, error) {
+// used lists the parts of the file that processes have mapped, to 64 KiB, and where they
+// have them. A page that went to swap is mapped no more, and one that was brought back is
+// mapped when it is touched, or by a mapper: so it is what was touched since it was taken
+// last, or ever. Processes that have ended are passed over.
+func (f *File) used(ctx context.Context, pids []int) ([]Range, map[spot]place, error) {
 	var st unix.Stat_t
 	if err := f.control(func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if st.Size > maxUsed {
-		return nil, fmt.Errorf("what is used of a file of %d bytes is not looked for", st.Size)
+		return nil, nil, fmt.Errorf("what is used of a file of %d bytes is not looked for", st.Size)
 	}
-	u := &used{ctx: ctx, size: st.Size, bits: make([]bool, (st.Size+grain-1)/grain), buf: make([]byte, grain)}
+	u := &used{ctx: ctx, size: st.Size, buf: make([]byte, grain), spots: map[spot]place{}}
 	u.file = fmt.Sprintf("%02x:%02x %d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	for _, pid := range pids {
+	for _, pid := range apart(pids) {
 		if err := u.process(pid); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
-			return nil, fmt.Errorf("what process %d uses of a guest's memory: %w", pid, err)
+			return nil, nil, fmt.Errorf("what process %d uses of a guest's memory: %w", pid, err)
 		}
 	}
 	var out []Range
-	for i, b := range u.bits {
-		if b {
-			off := int64(i) * grain
-			out = add(out, Range{off, min(grain, st.Size-off)})
+	for i := range (st.Size + grain - 1) / grain {
+		if u.parts.has(i) {
+			out = add(out, Range{i * grain, min(grain, st.Size-i*grain)})
 		}
 	}
-	return out, ctx.Err()
+	return out, u.spots, ctx.Err()
+}
+
+// apart leaves out processes that have their memory together with one before them, as
+// some of a Sentry's have for each guest process; at most maxApart are told apart.
+func apart(pids []int) (out []int) {
+	for _, pid := range pids {
+		if len(out) >= maxApart || !slices.ContainsFunc(out, func(other int) bool { return sameMemory(pid, other) }) {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// sameMemory reports whether two processes have one address space; false where the
+// kernel does not tell.
+func sameMemory(a, b int) bool {
+	const kcmpVM = 1
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), kcmpVM, 0, 0, 0)
+	return errno == 0 && order == 0
 }
 
 type used struct {
-	ctx  context.Context
-	file string // device and number, as maps has them
-	size int64
-	bits []bool // of each 64 KiB
-	buf  []byte
+	ctx   context.Context
+	file  string // device and number, as maps has them
+	size  int64
+	parts set
+	buf   []byte
+	spots map[spot]place
 }
 
 func (u *used) process(pid int) error {
@@ -79,7 +101,7 @@ func (u *used) process(pid int) error {
 		if !ok || off >= u.size {
 			continue
 		}
-		if err := u.mapping(pagemap, start, min(end, start+u.size-off), off); err != nil {
+		if err := u.mapping(pid, pagemap, start, min(end, start+u.size-off), off); err != nil {
 			return err
 		}
 	}
@@ -107,8 +129,9 @@ func parseMapping(line, file string) (start, end, off int64, ok bool) {
 }
 
 // mapping notes which pages of one are there.
-func (u *used) mapping(pagemap *os.File, start, end, off int64) error {
+func (u *used) mapping(pid int, pagemap *os.File, start, end, off int64) error {
 	page := int64(os.Getpagesize())
+	last := int64(-1) // block of addresses that was noted
 	for at := start; at < end && u.ctx.Err() == nil; {
 		n := min((end-at+page-1)/page*8, int64(len(u.buf)))
 		got, err := pagemap.ReadAt(u.buf[:n], at/page*8)
@@ -116,8 +139,17 @@ func (u *used) mapping(pagemap *os.File, start, end, off int64) error {
 			if binary.NativeEndian.Uint64(u.buf[i:])&present == 0 {
 				continue
 			}
-			if o := off + at - start + i/8*page; o < u.size {
-				u.bits[o/grain] = true
+			addr := at + i/8*page
+			o := off + addr - start
+			if o >= u.size {
+				continue
+			}
+			u.parts.add(o / grain)
+			if block := addr / grain; block != last && len(u.spots) < maxRanges {
+				last = block
+				if _, known := u.spots[spot{pid, block}]; !known {
+					u.spots[spot{pid, block}] = place{addr, o}
+				}
 			}
 		}
 		if err != nil && !errors.Is(err, io.EOF) {

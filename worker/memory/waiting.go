@@ -29,7 +29,8 @@ type Sandbox struct {
 	// they are brought back.
 	Images func(context.Context) []*File
 	// Processes lists the sandbox's: what they have mapped of Memory is what is brought
-	// back. nil: all of it is.
+	// back, and what they use always is mapped again. nil: all of it is brought back, and
+	// nothing mapped.
 	Processes func() ([]int, error)
 	// Away says that memory may have been taken before Add, by a worker that has ended:
 	// what is away is brought back also when nothing more is taken.
@@ -58,9 +59,10 @@ type Waiting struct {
 
 	open atomic.Int64 // files of images
 
-	mu   sync.Mutex
-	list map[string]*waiter
-	rest map[string]context.CancelFunc // ends what is still being brought back
+	mu     sync.Mutex
+	list   map[string]*waiter
+	habits map[string]*habit
+	rest   map[string]context.CancelFunc // ends what is still being brought back
 }
 
 // waiter is a sandbox that waits. What stands below mu belongs to who holds it.
@@ -77,6 +79,8 @@ type waiter struct {
 	reduced bool
 	dry     time.Time // nothing is asked before
 	data    []Range   // of the memory file, when something of it was taken
+	habit   *habit
+	spots   []spotAt // to be mapped when it wakes
 	noted   bool
 	most    int64   // bytes that it had together, in memory and in swap
 	images  []Piece // what of the image was in memory before
@@ -92,8 +96,12 @@ func (w *Waiting) Add(s Sandbox, paused, until time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.list == nil {
-		w.list, w.rest = map[string]*waiter{}, map[string]context.CancelFunc{}
+		w.list, w.rest, w.habits = map[string]*waiter{}, map[string]context.CancelFunc{}, map[string]*habit{}
 	}
+	if w.habits[s.ID] == nil {
+		w.habits[s.ID] = &habit{}
+	}
+	n.habit = w.habits[s.ID]
 	w.endRest(s.ID)
 	w.Metrics.add(w.list[s.ID] == nil)
 	w.list[s.ID] = n // one that was there has been paused twice, which nobody does
@@ -130,6 +138,9 @@ func (w *Waiting) Drop(id string) {
 	if n := w.take(id); n != nil {
 		n.forget()
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.habits, id)
 }
 
 // Wake takes a sandbox out that is about to be resumed, ends a reclaim under way and
@@ -143,7 +154,11 @@ func (w *Waiting) Wake(ctx context.Context, id string) (Fetched, error) {
 		return Fetched{}, nil
 	}
 	going, end := context.WithCancel(context.WithoutCancel(ctx))
-	f := startFetch(going, n.taken(ctx))
+	var m *mapper
+	if len(n.spots) > 0 {
+		m = newMapper(n.spots, n.s.Processes)
+	}
+	f := startFetch(going, n.taken(ctx), n.habit, m)
 	got, err := f.wait(ctx)
 	w.Metrics.woke(got, err)
 	if !got.Rest {
@@ -295,9 +310,10 @@ func (n *waiter) used(ctx context.Context) []Range {
 	if n.s.Processes != nil {
 		pids, err := n.s.Processes()
 		if err == nil {
-			var out []Range
-			if out, err = n.s.Memory.Used(ctx, pids); err == nil {
-				return out
+			out, at, err := n.s.Memory.used(ctx, pids)
+			if err == nil {
+				n.spots = n.habit.look(at)
+				return n.habit.first(out)
 			}
 		}
 	}

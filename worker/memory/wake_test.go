@@ -270,12 +270,7 @@ func TestWhatIsNotUsedStaysInSwap(t *testing.T) {
 		box := s.sandbox("one")
 		box.Processes = s.processes
 		w.Add(box, time.Now(), time.Time{})
-		for more := int64(1 << 20); more >= 1<<20; { // a busy disk takes it in parts
-			more = 0
-			for _, x := range w.Reclaim(t.Context(), 1<<40) {
-				more += x.Bytes()
-			}
-		}
+		s.takeAll(&w)
 		got, err := w.Wake(t.Context(), "one")
 		if err != nil {
 			t.Error(err)
@@ -318,5 +313,39 @@ func TestHalfOfEachIsTakenFirst(t *testing.T) {
 			t.Error(err)
 		}
 		s.resume()
+	}
+}
+
+// What a guest uses at every step is mapped before it runs, for writing too, and what it
+// does not use is not.
+func TestWhatIsAlwaysUsedIsMapped(t *testing.T) {
+	const mib = 128
+	anySwap(t, 2*mib<<20)
+	s := startGuest(t, mib)
+	var w memory.Waiting
+	before := s.ask("sum")
+	var mapped []int64
+	var took []time.Duration
+	const spots = mib << 20 / 4 / (64 << 10)
+	for range 5 {
+		s.pause()
+		box := s.sandbox("one")
+		box.Processes = s.processes
+		w.Add(box, time.Now(), time.Time{})
+		s.takeAll(&w)
+		got, err := w.Wake(t.Context(), "one")
+		if err != nil {
+			t.Error(err)
+		}
+		mapped = append(mapped, got.Mapped)
+		s.resume()
+		took = append(took, s.touch("rewrite"))
+	}
+	t.Logf("mapped %d of %d; the guest wrote to each page in %v", mapped, spots, took)
+	if mapped[0] != 0 || mapped[4] < spots*3/4 || mapped[4] > spots*3/2 {
+		t.Errorf("mapped %d parts before each wake: want nothing at first, and in the end most of %d", mapped, spots)
+	}
+	if after := s.ask("sum"); after != before {
+		t.Errorf("the guest's memory has sum %s, had %s", after, before)
 	}
 }

@@ -180,7 +180,7 @@ func (b *box) bringBack() {
 	case err != nil:
 		b.n.log.Warn("memory of a sandbox comes back only when it is touched", "sandbox", b.id, "err", err)
 	case got.Bytes > 0 || got.Rest:
-		b.n.log.Debug("memory of a sandbox is back", "sandbox", b.id, "bytes", got.Bytes, "took", got.Took, "rest", got.Rest)
+		b.n.log.Debug("memory of a sandbox is back", "sandbox", b.id, "bytes", got.Bytes, "mapped_64k", got.Mapped, "took", got.Took, "rest", got.Rest)
 	}
 }
 

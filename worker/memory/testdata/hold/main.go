@@ -1,6 +1,7 @@
 // Command hold holds memory in a guest, of the size in MiB that it is given. For each
 // line on stdin it does what the line says and answers with one: "scattered" and
-// "inorder" touch every page, "quarter" the first quarter of them, "sum" sums all bytes.
+// "inorder" touch every page, "quarter" the first quarter of them, "rewrite"
+// writes to those what is there, "sum" sums all bytes.
 package main
 
 import (
@@ -49,6 +50,12 @@ func main() {
 		case "quarter":
 			for at := 0; at < size/4; at += page {
 				sink += b[at]
+			}
+			fmt.Println(time.Since(begun).Microseconds())
+		case "rewrite":
+			nothing := byte(len(in.Text()) - len("rewrite"))
+			for at := 0; at < size/4; at += page {
+				b[at] += nothing
 			}
 			fmt.Println(time.Since(begun).Microseconds())
 		case "hello":
