@@ -467,3 +467,48 @@ func TestStoppedAndAdopted(t *testing.T) {
 	cut(t, "a connection that was taken away", held)
 	g.reaches(t, hostB+":80")
 }
+
+// TestAdoptedOnAFullDisk has the next worker take over a network when its folder's disk has
+// no room, and the one after it when there is some.
+func TestAdoptedOnAFullDisk(t *testing.T) {
+	lab(t)
+	folder := t.TempDir()
+	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(folder, unix.MNT_DETACH) })
+	n, err := network.New(context.Background(), network.Config{Folder: folder, Ready: -1, Bare: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := take(t, n, "a", sandbox.Rule{CIDR: hostA})
+	held := g.held(t, hostA+":80")
+	ballast := filepath.Join(folder, "ballast")
+	for _, full := range []bool{true, false} {
+		if err := n.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !full {
+			err = os.Remove(ballast)
+		} else if err = os.WriteFile(ballast, make([]byte, 1<<20), 0o600); errors.Is(err, unix.ENOSPC) {
+			err = nil
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if full {
+			n, err = network.New(context.Background(), network.Config{Folder: folder, Ready: -1, Bare: -1})
+		} else {
+			n = open(t, network.Config{Folder: folder, Ready: -1, Bare: -1})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Adopt(context.Background(), "a"); err != nil {
+			t.Fatalf("full %v: %v", full, err)
+		}
+		alive(t, "a connection under the next worker", held)
+		g.reaches(t, hostA+":80")
+		g.denied(t, hostB+":80")
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"quarry/worker/sandbox"
 )
@@ -110,6 +111,12 @@ func (l *Link) install() error {
 	before := l.rules.rev
 	l.rules.rev = next.rev
 	err = l.n.writeRecord(l.record())
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		// The record there is has the same policy, and a revision is always one that the
+		// table does not have.
+		l.n.cfg.Log.Warn("which revision of a policy is in force is not written down: the disk is full", "sandbox", l.ID, "err", err)
+		err = nil
+	}
 	if err == nil {
 		err = l.n.table.do(func(c *nftables.Conn) {
 			found.unturn(c, mapOut, mapIn)
