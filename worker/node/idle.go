@@ -291,6 +291,10 @@ func (b *box) rouse(ctx context.Context) (release func(), err error) {
 // useModel has a sandbox run that waits for its model, until release is called, which
 // calls done too.
 func (b *box) useModel(ctx context.Context, done func()) (release func(), err error) {
+	if err := b.wakeBefore(); err != nil {
+		done()
+		return nil, err
+	}
 	b.mu.Lock()
 	x := b.model
 	b.mu.Unlock()

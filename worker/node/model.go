@@ -21,9 +21,10 @@ import (
 type want int
 
 const (
-	byCall  want = 1 << iota // the API
-	byModel                  // it waits for its model
-	byIdle                   // its agent, which is outside of it, has nothing for it to do
+	byCall   want = 1 << iota // the API
+	byModel                   // it waits for its model
+	byIdle                    // its agent, which is outside of it, has nothing for it to do
+	byBefore                  // an earlier node, for its model: whose answer nobody sees
 )
 
 const (
@@ -227,8 +228,8 @@ func (b *box) takeHeld() error {
 	if _, err := os.Lstat(b.waitingPath()); err == nil {
 		err := b.letGo(byModel)
 		if notYet(err) { // it is on a disk that is full, say
-			b.held = byModel
-			b.n.work.Go(b.resumeWithRoom)
+			b.held = byBefore
+			b.n.work.Go(b.wakeWithRoom)
 			return nil
 		}
 		if err != nil {
@@ -256,9 +257,26 @@ func notYet(err error) bool {
 	return errors.Is(err, sandbox.ErrCapacity) || errors.Is(err, errNotBegun)
 }
 
-// resumeWithRoom resumes a sandbox of an earlier node as soon as there is what that wants,
-// such as room on the disk: it ends with that, the sandbox, or the node's life.
-func (b *box) resumeWithRoom() {
+// wakeBefore resumes a sandbox that an earlier node has paused for its model.
+func (b *box) wakeBefore() error {
+	if !b.napping() { // else it would run
+		return nil
+	}
+	b.pausing.Lock()
+	defer b.pausing.Unlock()
+	if b.held&byBefore == 0 {
+		return nil
+	}
+	if err := b.letGo(byBefore); err != nil {
+		return err
+	}
+	return b.noLonger()
+}
+
+// wakeWithRoom resumes a sandbox that an earlier node has paused for its model as soon as
+// there is what that wants, such as room on the disk, unless somebody needs it before: it
+// ends with that, the sandbox, or the node's life.
+func (b *box) wakeWithRoom() {
 	for {
 		select {
 		case <-b.n.life.Done():
@@ -267,13 +285,14 @@ func (b *box) resumeWithRoom() {
 			return
 		case <-time.After(roomEvery):
 		}
-		err := b.resumeForModel(b.n.life, modelwait.Wake{Why: "room", Seen: b.n.now()})
-		if !notYet(err) {
-			if err != nil {
-				b.n.log.Warn("a sandbox that an earlier node paused for its model is not resumed", "sandbox", b.id, "err", err)
-			}
-			return
+		err := b.wakeBefore()
+		if notYet(err) {
+			continue
 		}
+		if err != nil && !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, holder.ErrLost) && !errors.Is(err, errLeft) {
+			b.n.log.Warn("a sandbox that an earlier node paused for its model is not resumed", "sandbox", b.id, "err", err)
+		}
+		return
 	}
 }
 

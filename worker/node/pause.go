@@ -41,24 +41,22 @@ func (n *Node) Pause(ctx context.Context, id string, expect time.Duration) error
 	return errors.Join(b.noLonger(), b.notIdle())
 }
 
-// Resume implements sandbox.Node.
+// Resume implements sandbox.Node. What a call has paused it lets go of last: a sandbox
+// that cannot be restored is still its own then.
 func (n *Node) Resume(ctx context.Context, id string) error {
 	b, err := n.running(ctx, id)
 	if err != nil {
 		return err
 	}
-	b.pausing.Lock()
-	err = b.letGo(byCall)
-	b.pausing.Unlock()
-	if err != nil {
-		return b.explain(ctx, err)
-	}
 	release, err := b.rouse(ctx) // it may wait for its model as well
 	if err != nil {
 		return b.explain(ctx, err)
 	}
-	release()
-	return nil
+	defer release()
+	b.pausing.Lock()
+	err = b.letGo(byCall)
+	b.pausing.Unlock()
+	return b.explain(ctx, err)
 }
 
 // notePause notes that the guest stands or goes on, and reports whether that is new.

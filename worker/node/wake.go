@@ -214,7 +214,7 @@ func (b *box) askedPath() string { return filepath.Join(b.dir, "asked") }
 
 // awaken has a sandbox run that a call has put to disk, for a command or a file that is
 // written. One that a call has paused is for a call to resume, wherever its memory is by
-// now; who else has paused it is for rouse.
+// now; who else has paused it is for rouse, which comes before.
 func (b *box) awaken(ctx context.Context) error {
 	if !b.napping() {
 		return nil
@@ -227,10 +227,15 @@ func (b *box) awaken(ctx context.Context) error {
 	return b.explain(ctx, b.letGo(byCall))
 }
 
-// stir is rouse for what is to wake a hibernated sandbox too, whoever has paused it.
+// stir is rouse for what is to wake a hibernated sandbox too, whoever has paused it. The
+// call is the last to let go of it, so that it holds one still that cannot be restored.
 func (b *box) stir(ctx context.Context) (release func(), err error) {
-	if err := b.awaken(ctx); err != nil {
+	if release, err = b.rouse(ctx); err != nil {
 		return nil, err
 	}
-	return b.rouse(ctx)
+	if err := b.awaken(ctx); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
 }

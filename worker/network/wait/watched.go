@@ -17,13 +17,19 @@ type Watched struct {
 	mu     sync.Mutex // guards what follows
 	m      machine
 	cancel context.CancelFunc // of the Pause that runs
-	runs   chan struct{}      // closed when the sandbox runs; nil while it does
+	wakes  *wakeUp            // the next that comes of a Resume; nil while the sandbox runs
 	ended  bool
 
 	kick chan struct{} // the machine has another answer; one is enough
 	stop chan struct{} // closed by Close
 	once sync.Once
 	done chan struct{} // closed when loop has returned
+}
+
+// wakeUp is what comes of a Resume.
+type wakeUp struct {
+	done chan struct{} // closed when it is known
+	err  error         // nil: the sandbox runs
 }
 
 func newWatched(w *Watcher, s Sandbox) *Watched {
@@ -35,12 +41,13 @@ func newWatched(w *Watcher, s Sandbox) *Watched {
 
 // Use resumes the sandbox if it is paused, and keeps it running until release is
 // called: for a command, a file that is written, a call of the API. When it returns
-// without an error the sandbox runs, as far as this watcher is concerned.
+// without an error the sandbox runs, as far as this watcher is concerned. Otherwise the
+// error is that of Resume, which is called again all the same, or of ctx.
 func (x *Watched) Use(ctx context.Context) (release func(), err error) {
 	x.mu.Lock()
 	x.m.uses++
 	x.change(x.m.toRun(Used, time.Now()))
-	runs := x.runs
+	wakes := x.wakes
 	x.mu.Unlock()
 	release = sync.OnceFunc(func() {
 		x.mu.Lock()
@@ -49,16 +56,20 @@ func (x *Watched) Use(ctx context.Context) (release func(), err error) {
 		x.m.news = time.Now()
 		x.change(true)
 	})
-	if runs == nil {
+	if wakes == nil {
 		return release, nil
 	}
 	select {
-	case <-runs:
-		return release, nil
+	case <-wakes.done:
+		err = wakes.err
 	case <-ctx.Done():
-		release()
-		return nil, ctx.Err()
+		err = ctx.Err()
 	}
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
 }
 
 // Asks says whether a request of the sandbox is without an answer, as far as is seen.
@@ -156,7 +167,7 @@ func (x *Watched) sample() {
 	x.mu.Lock()
 	act := x.m.sampled(f, time.Now())
 	if act == doPause {
-		x.cancel, x.runs = cancel, make(chan struct{})
+		x.cancel, x.wakes = cancel, &wakeUp{done: make(chan struct{})}
 	}
 	x.mu.Unlock()
 	if act != doPause {
@@ -168,7 +179,7 @@ func (x *Watched) sample() {
 	x.cancel = nil
 	x.m.didPause(err, time.Now())
 	if err != nil {
-		x.ran()
+		x.woke(nil)
 		x.w.cfg.Metrics.pauses.WithLabelValues(pauseFailed).Inc()
 		x.w.cfg.Log.Debug("a sandbox that waits for its model is not paused yet", "sandbox", x.s.ID, "error", err)
 		return
@@ -177,11 +188,16 @@ func (x *Watched) sample() {
 	x.w.cfg.Metrics.paused.Inc()
 }
 
-// ran is called with the lock held when the sandbox runs.
-func (x *Watched) ran() {
-	if x.runs != nil {
-		close(x.runs)
-		x.runs = nil
+// woke tells who waits for the sandbox that it runs, or why it does not. The lock is held.
+func (x *Watched) woke(err error) {
+	if x.wakes == nil {
+		return
+	}
+	x.wakes.err = err
+	close(x.wakes.done)
+	x.wakes = nil
+	if err != nil {
+		x.wakes = &wakeUp{done: make(chan struct{})}
 	}
 }
 
@@ -195,11 +211,11 @@ func (x *Watched) resume(ctx context.Context) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.m.didResume(err, now)
+	x.woke(err)
 	if err != nil {
 		x.w.cfg.Log.Error("a paused sandbox was not resumed, and is tried again", "sandbox", x.s.ID, "error", err)
 		return err
 	}
-	x.ran()
 	x.w.cfg.Metrics.paused.Dec()
 	x.w.cfg.Metrics.woken(wake, now)
 	return nil
@@ -223,7 +239,7 @@ func (x *Watched) last() {
 	defer cancel()
 	if x.resume(ctx) != nil {
 		x.mu.Lock()
-		x.ran() // nobody is to wait for ever
+		x.woke(nil) // nobody is to wait for ever
 		x.mu.Unlock()
 		x.w.cfg.Metrics.paused.Dec()
 	}
