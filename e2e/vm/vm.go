@@ -132,8 +132,11 @@ func (m Machine) boot(ctx context.Context, initrd, own string, console io.Writer
 		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", strconv.Itoa(memory),
 		"-kernel", filepath.Join(m.Kernel.base, unpackedImage), "-initrd", initrd,
 		// A panic or an oops ends the guest at once. The timer check panics when the
-		// host is too busy to emulate the timer in time.
-		"-append", "console=ttyS0 quiet no_timer_check panic=-1 oops=panic cgroup_no_v1=all", "-no-reboot",
+		// host is too busy to emulate the timer in time. The time stamp counters are the
+		// host's, which are in step; a kernel that does not trust them asks an emulated
+		// device for the time, a hundred times as long each, and what runsc does takes
+		// several times as long.
+		"-append", "console=ttyS0 quiet no_timer_check tsc=reliable panic=-1 oops=panic cgroup_no_v1=all", "-no-reboot",
 		"-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-nic", "none",
 		"-virtfs", share(own, "vm"), "-virtfs", share(m.Share, "host"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
