@@ -97,7 +97,7 @@ const maxImageErrors = 8
 // it. Others that use the mount may have caused some: who cannot tell says so.
 func (b *box) imageErrors(ctx context.Context, f *facts) {
 	b.mu.Lock()
-	mt, before, id, from := b.mount, b.j.Served, b.j.ImageID, b.j.Created
+	mt, before, counted, id, from := b.mount, b.j.Served, b.j.FailedReads, b.j.ImageID, b.j.Created
 	b.mu.Unlock()
 	if mt == nil {
 		return
@@ -106,7 +106,7 @@ func (b *box) imageErrors(ctx context.Context, f *facts) {
 	if err != nil && !b.napping() { // one that is hibernated reads nothing
 		f.unserved = "reads of the image may have failed uncounted: " + err.Error()
 	}
-	f.evidence.ImageIOErrors = failed
+	f.evidence.ImageIOErrors = max(failed, counted)
 	if f.unserved == "" && f.evidence.ImageIOErrors == 0 {
 		return
 	}

@@ -27,7 +27,6 @@ const napTurn = time.Minute
 type nap struct {
 	now   bool
 	bytes int64     // on the disk
-	reads int64     // of the image that had failed before
 	tried time.Time // when it was refused for want of room in memory
 }
 
@@ -99,8 +98,7 @@ func (b *box) hibernate() error {
 	if err != nil {
 		return err
 	}
-	reads, _ := b.failedReads() // what served the image may end meanwhile, and its count
-	b.noteNap(nap{now: true, bytes: size, reads: reads})
+	b.noteNap(nap{now: true, bytes: size})
 	b.tell("hibernated")
 	return nil
 }
@@ -122,6 +120,9 @@ func (b *box) putToDisk() (size int64, err error) {
 	}
 	b.forgetMemory()
 	if err = b.cannotNap(b.n.life); err == nil {
+		err = b.noteReads()
+	}
+	if err == nil {
 		err = b.alter(0, func(ctx context.Context) error { size, err = b.h.Hibernate(ctx); return err })
 	}
 	if errors.Is(err, sandbox.ErrInvalid) {
@@ -133,6 +134,22 @@ func (b *box) putToDisk() (size int64, err error) {
 		err = errors.Join(err, b.reopen())
 	}
 	return size, err
+}
+
+// noteReads writes down how many reads of the image have failed, before the sandbox is put
+// to disk: who serves the image may end meanwhile, and the count with it.
+func (b *box) noteReads() error {
+	failed, err := b.failedReads()
+	b.mu.Lock()
+	known := b.j.FailedReads
+	b.mu.Unlock()
+	if err == nil && failed > known {
+		err = b.update(func(j *journal) { j.FailedReads = failed })
+	}
+	if err != nil {
+		return fmt.Errorf("%w: which reads of its image failed is not kept: %w", holder.ErrNotHibernated, err)
+	}
+	return nil
 }
 
 // forgetMemory lets go of the memory of a sandbox that is about to be put to disk: a file

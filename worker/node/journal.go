@@ -23,7 +23,7 @@ import (
 // for the next node; a record says how it ended, for those who ask later.
 
 const (
-	journalVersion = 1
+	journalVersion = 2 // 1 has no FailedReads
 	recordVersion  = 1
 	// maxJournal bounds one journal or record: a spec is at most maxSpec, and six
 	// bytes of JSON may stand for one of it.
@@ -56,6 +56,7 @@ type journal struct {
 	ImageID     chunk.Digest     `json:"image_id,omitzero"`
 	Ref         string           `json:"ref"` // to the image's mount
 	Served      worker.Served    `json:"served"`
+	FailedReads int64            `json:"failed_reads,omitzero"` // under Served, when it was hibernated
 	Policy      sandbox.Policy   `json:"policy"`
 	Generation  int64            `json:"generation"`
 	Timings     map[string]int64 `json:"timings"`
@@ -83,8 +84,10 @@ func decodeJournal(raw []byte) (journal, error) {
 	switch {
 	case err != nil:
 		return journal{}, err
-	case j.Version != journalVersion:
-		return journal{}, fmt.Errorf("version %d, this program knows %d", j.Version, journalVersion)
+	case j.Version < 1 || j.Version > journalVersion:
+		return journal{}, fmt.Errorf("version %d, this program knows 1 to %d", j.Version, journalVersion)
+	case j.FailedReads < 0 || j.Version == 1 && j.FailedReads != 0:
+		return journal{}, fmt.Errorf("version %d, and %d failed reads", j.Version, j.FailedReads)
 	case !idPattern.MatchString(j.ID):
 		return journal{}, fmt.Errorf("%q is no id", j.ID)
 	case j.Phase != phaseCreating && j.Phase != phaseRunning && j.Phase != phaseEnding:
@@ -129,6 +132,7 @@ func readJournal(dir string) (journal, error) {
 // write puts the journal into a sandbox's folder. Nothing waits for the disk: what a
 // power cut loses, it also ends.
 func (j journal) write(dir string) error {
+	j.Version = journalVersion // it may have been read of an earlier one
 	raw, err := json.Marshal(j)
 	if err != nil {
 		return err

@@ -67,6 +67,8 @@ func TestWhatIsNoJournalIsRefused(t *testing.T) {
 		"phase":               func(j *journal) { j.Phase = "done" },
 		"ending for no cause": func(j *journal) { j.Cause = nil },
 		"cause and no end":    func(j *journal) { j.Phase = phaseRunning },
+		"reads of version 1":  func(j *journal) { j.Version, j.FailedReads = 1, 1 },
+		"less than no reads":  func(j *journal) { j.FailedReads = -1 },
 	} {
 		j := sampleJournal()
 		change(&j)
@@ -116,6 +118,28 @@ func TestWhatIsNoRecordIsRefusedAndLeftAlone(t *testing.T) {
 	}
 }
 
+// What an earlier version has written is read, and written as this one's.
+func TestAJournalOfAnEarlierVersion(t *testing.T) {
+	raw, err := os.ReadFile("testdata/journal-1.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), testID)
+	j, err := decodeJournal(raw)
+	if err == nil {
+		err = os.Mkdir(dir, 0o700)
+	}
+	if err == nil {
+		err = j.write(dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j, err = readJournal(dir); err != nil || j.Version != journalVersion {
+		t.Errorf("got %+v, %v", j, err)
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	f.Add(encode(f, sampleJournal()))
 	f.Add(encode(f, sampleRecord()))
@@ -139,7 +163,9 @@ var update = flag.Bool("update", false, "write the goldens anew")
 func TestGolden(t *testing.T) {
 	j := sampleJournal()
 	j.Served = worker.Served{PID: 7, Start: 8, FailedReads: 9}
-	for name, v := range map[string]any{"journal": j, "record": sampleRecord(), "identity": identity{Version: identityVersion, Secret: strings.Repeat("ab", secretBytes), Epoch: 3}} {
+	before := j
+	before.Version, j.FailedReads = 1, 10
+	for name, v := range map[string]any{"journal": j, "journal-1": before, "record": sampleRecord(), "identity": identity{Version: identityVersion, Secret: strings.Repeat("ab", secretBytes), Epoch: 3}} {
 		path := filepath.Join("testdata", name+".golden")
 		got := encode(t, v)
 		if *update {

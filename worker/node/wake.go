@@ -140,7 +140,7 @@ func (b *box) afterWake() error { return errors.Join(b.reopen(), unmountBelow(b.
 // notes who does: what served it before has ended for a sandbox that runs, not for this one.
 func (b *box) mountAgain(ctx context.Context) error {
 	b.mu.Lock()
-	mt, id, before, role := b.mount, b.j.ImageID, b.j.Served, b.j.Asked.Role
+	mt, id, before, failed, role := b.mount, b.j.ImageID, b.j.Served, b.j.FailedReads, b.j.Asked.Role
 	b.mu.Unlock()
 	if mt == nil {
 		return nil
@@ -164,10 +164,8 @@ func (b *box) mountAgain(ctx context.Context) error {
 	if now.PID == before.PID && now.Start == before.Start {
 		return nil
 	}
-	b.mu.Lock()
-	now.FailedReads -= uint64(b.nap.reads) // what had failed before has failed
-	b.mu.Unlock()
-	return b.update(func(j *journal) { j.Served = now })
+	now.FailedReads -= uint64(failed) // what had failed before has failed
+	return b.update(func(j *journal) { j.Served, j.FailedReads = now, 0 })
 }
 
 // bindAgain binds the shares of the bundle where they were.
