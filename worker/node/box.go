@@ -57,6 +57,7 @@ type box struct {
 
 	pausing  sync.Mutex    // held over a Pause or Resume, so that what is known follows what is; guards held
 	held     want          // who wants it paused
+	lets     int           // how often a call has let go of it
 	expected time.Duration // for how long it is being paused; 0 is not known
 	shut     bool          // no packet reaches it, for a hibernation
 

@@ -230,11 +230,25 @@ func (n *Node) worthANap(wait time.Duration) bool {
 }
 
 // napSoon puts a sandbox that was just paused to disk, where every pause is followed by
-// that, or it is known that it waits for long, unless it runs again by then.
+// that, or it is known that it waits for long. b.pausing is held.
 func (b *box) napSoon() {
-	if b.n.c.PausedMemory != PausedHibernate && !b.n.worthANap(b.expected) {
-		return
+	switch {
+	case b.n.c.PausedMemory == PausedHibernate:
+		b.napInTurn(func() bool { return b.held != 0 })
+	case b.n.worthANap(b.expected):
+		b.napForCall()
 	}
+}
+
+// napForCall puts a sandbox to disk that a call has paused for long, as long as that pause
+// lasts: the next one may be short. b.pausing is held.
+func (b *box) napForCall() {
+	lets := b.lets
+	b.napInTurn(func() bool { return b.held&byCall != 0 && b.lets == lets })
+}
+
+// napInTurn puts the sandbox to disk when its turn comes, if that is wanted still.
+func (b *box) napInTurn(wanted func() bool) {
 	b.n.work.Go(func() { // ends with Close, and bounded by the holder
 		done, err := b.n.turnToNap(b.n.life)
 		if err != nil {
@@ -246,7 +260,7 @@ func (b *box) napSoon() {
 		defer done()
 		b.pausing.Lock()
 		defer b.pausing.Unlock()
-		if b.held == 0 || b.n.life.Err() != nil {
+		if !wanted() || b.n.life.Err() != nil {
 			return
 		}
 		if err := b.hibernate(); err != nil && !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, holder.ErrLost) {

@@ -206,6 +206,9 @@ func (b *box) hold(who want) error {
 
 // letGo resumes the sandbox if nobody else wants it paused. b.pausing is held.
 func (b *box) letGo(who want) error {
+	if who&byCall != 0 {
+		b.lets++
+	}
 	if left := b.held &^ who; left != 0 {
 		b.held = left
 		return nil
