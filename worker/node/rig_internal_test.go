@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -119,6 +121,13 @@ func (r *boxRig) stopHolder() {
 	}
 	r.goOn = sync.OnceFunc(func() { _ = unix.Kill(st.PID, unix.SIGCONT) })
 	r.Cleanup(r.goOn)
+	r.until("its threads to stand, one after the other", func() bool {
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", st.PID))
+		return len(threads) > 0 && !slices.ContainsFunc(threads, func(path string) bool {
+			raw, err := os.ReadFile(path)
+			return err == nil && !strings.Contains(string(raw), ") T ")
+		})
+	})
 }
 
 // until waits until something is so.
