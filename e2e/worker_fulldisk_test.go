@@ -133,7 +133,10 @@ func TestAFullDiskIsRemembered(t *testing.T) {
 	} else {
 		t.Logf("it ended: %+v", own.End)
 	}
+	r.killWorker() // which has seen it
 	check(t, os.Remove(ballast))
+	r.startWorker("--disk", "20G")
+	c = r.client()
 	if code, out, err := run(ctx, c, sb.ID, sandbox.ExecSpec{ID: "after", Shell: "touch /dev/shm/go"}); code != 0 || err != nil {
 		t.Fatalf("got %d %q %v", code, out, err)
 	}

@@ -175,7 +175,7 @@ func (b *box) watchAll(ctx context.Context) {
 		b.watches(st.ID)
 		if !final(st) {
 			b.judging.Lock()
-			b.begun[st.ID] = begin{} // what failed since the sandbox has the image counts: when is not known
+			b.begun[st.ID] = begin{at: st.Started} // every read that failed since the sandbox has the image counts: when is not known
 			b.judging.Unlock()
 			b.await(st, b.use())
 		}

@@ -96,12 +96,38 @@ func (n *Node) lookAtDisk() {
 	}
 	n.fullMu.Lock()
 	defer n.fullMu.Unlock()
-	if now.After(n.lastFull) {
-		n.lastFull = now
+	if !now.After(n.lastFull) {
+		return
+	}
+	n.lastFull = now
+	if err := os.Chtimes(n.c.fullPath(), time.Time{}, now); err != nil {
+		n.log.Debug("the next node will not know that the disk was full", "err", err)
 	}
 }
 
-// wasFull reports whether the disk has been full since a time, as far as this node knows:
+// recallFull reads when the disk was last full under earlier nodes, and makes the mark of
+// it: an empty file of that time, which takes no room to set.
+func (n *Node) recallFull() error {
+	f, err := os.OpenFile(n.c.fullPath(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		return errors.Join(f.Close(), os.Chtimes(n.c.fullPath(), time.Time{}, neverFull))
+	}
+	info, err := os.Lstat(n.c.fullPath())
+	if err != nil || !info.ModTime().After(neverFull) {
+		return err
+	}
+	n.fullMu.Lock()
+	defer n.fullMu.Unlock()
+	if n.lastFull = info.ModTime(); n.lastFull.After(n.now()) {
+		n.lastFull = n.now() // the clock was set back
+	}
+	return nil
+}
+
+// neverFull is the time of the mark of a disk that was never full.
+var neverFull = time.Unix(0, 0)
+
+// wasFull reports whether the disk has been full since a time, as far as this node, or one before it, knows:
 // what was written then may have failed, whether or not there is room again.
 func (n *Node) wasFull(since time.Time) bool {
 	n.lookAtDisk()

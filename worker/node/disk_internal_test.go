@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"quarry/internal/need"
+	"quarry/worker/folder"
 	"quarry/worker/sandbox"
 )
 
@@ -39,6 +41,49 @@ func smallDisk(t *testing.T, size int) (dir string, fill func()) {
 		if !isFull(err) {
 			t.Fatal(err)
 		}
+	}
+}
+
+// That the disk was full the next node knows, too, and when.
+func TestAFullDiskIsRememberedByTheNextNode(t *testing.T) {
+	dir, fill := smallDisk(t, 16<<20)
+	d, err := folder.Open(filepath.Join(dir, "w"))
+	if err == nil {
+		err = os.Mkdir(Config{Dir: d}.boxesDir(), 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func() *Node {
+		n := &Node{log: slog.New(slog.DiscardHandler), c: Config{Dir: d, Now: time.Now}}
+		if err := n.recallFull(); err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	next()
+	if n := next(); n.wasFull(time.Time{}) {
+		t.Error("it was never full")
+	}
+	before := time.Now()
+	n := next()
+	fill()
+	n.lookAtDisk()
+	after := time.Now()
+	if err := os.Remove(filepath.Join(dir, "ballast")); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if n := next(); !n.wasFull(before) || n.wasFull(after) {
+			t.Errorf("it was full before a time: %v, after it: %v", n.wasFull(before), n.wasFull(after))
+		}
+	}
+	later := time.Now().Add(time.Hour) // of a clock that is set back
+	if err := os.Chtimes(n.c.fullPath(), later, later); err != nil {
+		t.Fatal(err)
+	}
+	if n := next(); n.wasFull(time.Now()) {
+		t.Error("it will be full in an hour")
 	}
 }
 

@@ -27,8 +27,8 @@ const (
 
 // begin is what an exec is judged by when it has ended.
 type begin struct {
-	failed int64     // reads of the image that had failed before
-	at     time.Time // zero is before this node
+	failed int64 // reads of the image that had failed before
+	at     time.Time
 }
 
 // begins notes how many reads of the image have failed before an exec. The returned

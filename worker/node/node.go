@@ -92,6 +92,7 @@ func (c Config) boxesDir() string     { return filepath.Join(c.Dir.Path(), "node
 func (c Config) recordsDir() string   { return filepath.Join(c.Dir.Path(), "records") }
 func (c Config) identityPath() string { return filepath.Join(c.Dir.Path(), "node.json") }
 func (c Config) lockPath() string     { return filepath.Join(c.Dir.Path(), "node.lock") }
+func (c Config) fullPath() string     { return filepath.Join(c.Dir.Path(), "node.full") }
 
 // New opens the worker folder's node: it takes node.lock, checks runsc, and adopts or
 // ends every sandbox that an earlier node has left, which it waits for. Errors:
@@ -154,6 +155,9 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 	if err := n.loadRecords(ctx); err != nil {
 		n.closeWaits()
 		return nil, err
+	}
+	if err := n.recallFull(); err != nil {
+		n.log.WarnContext(ctx, "whether the disk was full before is not known", "err", err)
 	}
 	n.lookAtDisk() // what is adopted has to know
 	if err := n.adoptAll(ctx); err != nil {
