@@ -147,11 +147,8 @@ func TestAMountThatDiesStandsInTheRecord(t *testing.T) {
 // TestAFullDisk gives sandboxes more disk than the node has.
 func TestAFullDisk(t *testing.T) {
 	r := newWorkerRig(t, "cold")
-	r.endWorker()
 	small := r.path("w", "node")
-	check(t, syscall.Mount("tmpfs", small, "tmpfs", 0, "size=48m,mode=0700"))
-	defer syscall.Unmount(small, syscall.MNT_DETACH)
-	r.startWorker("--disk", "20G")
+	r.onSmallDisk("", small, "48m", "--disk", "20G")
 	c := r.client()
 	ctx := t.Context()
 	spec := sandbox.Spec{Image: "t/task", MemoryMB: 256}
@@ -196,15 +193,7 @@ func (r *workerRig) withoutDisk(ctx context.Context, c *client.Client, small str
 	if code := ready(); code != http.StatusOK {
 		t.Errorf("with room: readyz says %d", code)
 	}
-	ballast := filepath.Join(small, "ballast")
-	f, err := os.Create(ballast)
-	check(t, err)
-	for n := 1 << 20; n >= 4096; n /= 2 {
-		for err = nil; err == nil; {
-			_, err = f.Write(make([]byte, n))
-		}
-	}
-	check(t, f.Close())
+	ballast := fillUp(t, small)
 	if code := ready(); code != http.StatusServiceUnavailable {
 		t.Errorf("without room: readyz says %d", code)
 	}

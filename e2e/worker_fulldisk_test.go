@@ -27,17 +27,25 @@ func fillUp(t *testing.T, dir string) (ballast string) {
 	return f.Name()
 }
 
+// onSmallDisk starts the worker, whose network namespace is netns or "" for this one, anew
+// with a folder of its own on another disk.
+func (r *workerRig) onSmallDisk(netns, dir, size string, flags ...string) {
+	t := r.t
+	t.Helper()
+	r.endWorker()
+	check(t, os.RemoveAll(dir))
+	check(t, os.Mkdir(dir, 0o700))
+	check(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0700,size="+size))
+	t.Cleanup(func() { r.endWorker(); _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	r.startWorkerIn(netns, flags...)
+}
+
 // TestAWorkerLivesThroughAFullDisk fills the whole worker folder's disk under a sandbox
 // that runs and one that is hibernated, and kills the worker: neither is lost for that.
 func TestAWorkerLivesThroughAFullDisk(t *testing.T) {
 	r := newWorkerRig(t, "cold")
-	r.endWorker()
 	w := r.path("w")
-	check(t, os.RemoveAll(w))
-	check(t, os.Mkdir(w, 0o700))
-	check(t, syscall.Mount("tmpfs", w, "tmpfs", 0, "size=600m,mode=0700"))
-	defer syscall.Unmount(w, syscall.MNT_DETACH)
-	r.startWorker("--disk", "20G")
+	r.onSmallDisk("", w, "600m", "--disk", "20G")
 	c, ctx := r.client(), t.Context()
 	spec := sandbox.Spec{Image: "t/task", MemoryMB: 128}
 	runs, err := c.Create(ctx, spec, "")
@@ -108,11 +116,8 @@ func TestAWorkerLivesThroughAFullDisk(t *testing.T) {
 // again, and under a first process: neither end is told as theirs.
 func TestAFullDiskIsRemembered(t *testing.T) {
 	r := newWorkerRig(t, "cold")
-	r.endWorker()
 	small := r.path("w", "node")
-	check(t, syscall.Mount("tmpfs", small, "tmpfs", 0, "size=64m,mode=0700"))
-	defer syscall.Unmount(small, syscall.MNT_DETACH)
-	r.startWorker("--disk", "20G")
+	r.onSmallDisk("", small, "64m", "--disk", "20G")
 	c, ctx := r.client(), t.Context()
 	spec := sandbox.Spec{Image: "t/task", MemoryMB: 128}
 	sb, err := c.Create(ctx, spec, "")

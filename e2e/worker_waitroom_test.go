@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,13 +19,8 @@ func TestWhoWaitsOnAFullDisk(t *testing.T) {
 	answers := l.model("203.0.113.10:8000")
 	flags := []string{"--model-endpoint", "203.0.113.10:8000", "--paused-memory", "hibernate", "--disk", "20G"}
 	r := &napRig{workerRig: newWorkerRigIn(t, l.node, "cold", flags...), l: l, flags: flags}
-	r.endWorker()
 	w := r.path("w")
-	check(t, os.RemoveAll(w))
-	check(t, os.Mkdir(w, 0o700))
-	check(t, syscall.Mount("tmpfs", w, "tmpfs", 0, "size=600m,mode=0700"))
-	defer syscall.Unmount(w, syscall.MNT_DETACH)
-	r.startWorkerIn(l.node, flags...)
+	r.onSmallDisk(l.node, w, "600m", flags...)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	r.ctx, r.c = ctx, r.socketClient()
