@@ -35,9 +35,3 @@ func (g *Group) Lower(ctx context.Context, want int64) error {
 
 // Stat is of the file.
 func (f *File) Stat() (os.FileInfo, error) { return f.f.Stat() }
-
-// Used lists the parts of the file that processes have mapped.
-func (f *File) Used(ctx context.Context, pids []int) ([]Range, error) {
-	ranges, _, err := f.used(ctx, pids)
-	return ranges, err
-}
