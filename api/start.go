@@ -44,7 +44,7 @@ func (h *Handler) serveStart(ctx context.Context, w *response, r *http.Request, 
 		return fmt.Errorf("%w: %s: %w (convert the image again to heal it)", ErrObjectCorrupt, image.StatementKey(s.source, s.platform), err)
 	}
 	q := hinted{id: image.ID(s.payload), st: st, repo: rt.ref.Repo, chunks: !known}
-	if hinting && !known && h.traces.enough(q.id) {
+	if hinting && h.traces.enough(q.id) {
 		w.Header().Set(HeaderTrace, TraceEnough)
 	}
 	if known {

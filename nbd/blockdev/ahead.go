@@ -141,6 +141,15 @@ func (d *Device) Prefetch(ctx context.Context, numbers []uint32) error {
 	return nil
 }
 
+// Has reports whether a chunk can be read without the store, now.
+func (d *Device) Has(n uint32) bool {
+	if int64(n) >= int64(len(d.chunks)) {
+		return false
+	}
+	c := &d.chunks[n]
+	return d.memory.holds(c.Digest, c.Len) || d.onDisk(int(n))
+}
+
 // nextBatch takes the chunks of the next request from numbers.
 func (d *Device) nextBatch(ctx context.Context, numbers []uint32) (batch []*coming, rest []uint32, err error) {
 	by := newBringer(0)

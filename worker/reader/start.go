@@ -41,7 +41,9 @@ const (
 // The body, if any, is a trace stream: chunks of it go to the reads that need them,
 // and the rest of its list is fetched behind them. The image is opened when it is
 // not. The answer, of status 200 whatever is wrong with the stream, which was a hint,
-// has the numbers of the chunks that came, as they come, and ends with the stream.
+// has the numbers of the chunks that came, as they come, and ends with the stream;
+// with ?ahead=true those of the rest follow, as soon as they can be read without the
+// store.
 func (r *reader) serveStart(w http.ResponseWriter, q *http.Request) {
 	id, err := chunk.ParseHex(q.PathValue("id"))
 	if err != nil {
@@ -73,25 +75,31 @@ func (r *reader) serveStart(w http.ResponseWriter, q *http.Request) {
 	}
 	// A recording that nobody asks for again is lost with its reader. So nothing that
 	// a run has forbidden is recorded by the next reader, but for the mark of the mount.
-	if noTrace(r.cfg.Dir, id) || q.FormValue("ahead") == "true" {
+	ahead := q.FormValue("ahead") == "true"
+	if noTrace(r.cfg.Dir, id) || ahead {
 		used.recording.discard()
 	} else {
 		used.recording.want()
 	}
-	if q.ContentLength != 0 {
-		r.takeStart(q.Context(), newTeller(w), q.Body, used)
+	if q.ContentLength == 0 {
+		return
+	}
+	tell := newTeller(w)
+	if rest := r.takeStart(q.Context(), tell, q.Body, used); ahead && rest != nil {
+		r.tellRest(tell, used.openImage, rest)
 	}
 }
 
-// takeStart takes a stream, and has what it does not bring fetched.
-func (r *reader) takeStart(ctx context.Context, tell *teller, body io.Reader, used *usedImage) {
+// takeStart takes a stream, and has what it does not bring fetched; rest gets the
+// numbers of those chunks when they are, and is closed. It is nil when there are none.
+func (r *reader) takeStart(ctx context.Context, tell *teller, body io.Reader, used *usedImage) (rest <-chan []uint32) {
 	begun, ctl := time.Now(), tell.ctl
 	defer ctl.SetReadDeadline(begun) // the answer waits for nothing that is not read
 	select {
 	case r.starts <- struct{}{}:
 		defer func() { <-r.starts }()
 	default:
-		return
+		return nil
 	}
 	ctl.SetReadDeadline(begun.Add(startTime)) // the list may take its time
 	tr := trace.NewReader(body)
@@ -101,7 +109,7 @@ func (r *reader) takeStart(ctx context.Context, tell *teller, body io.Reader, us
 	}
 	if err != nil || len(list) == 0 {
 		r.hintRefused(ctx, used.id, err)
-		return
+		return nil
 	}
 	var came map[uint32]bool
 	if !r.onDisk(used.openImage, list[:coming]) {
@@ -111,13 +119,55 @@ func (r *reader) takeStart(ctx context.Context, tell *teller, body io.Reader, us
 		tell.flush()
 		r.hintRefused(ctx, used.id, err)
 	}
-	rest := slices.DeleteFunc(list, func(n uint32) bool { return came[n] })
+	return r.prefetch(used, slices.DeleteFunc(list, func(n uint32) bool { return came[n] }))
+}
+
+// prefetchTold is how many chunks are fetched before it is told that they are here:
+// two requests of Prefetch.
+const prefetchTold = 128
+
+// prefetch has chunks fetched, and tells which were.
+func (r *reader) prefetch(used *usedImage, list []uint32) <-chan []uint32 {
 	id, im := used.id, used.openImage
-	r.background(func() { // ends with the device
-		if err := im.Prefetch(context.Background(), rest); err != nil && !errors.Is(err, blockdev.ErrClosed) {
-			r.cfg.Log.Debug("prefetch ended", "image_id", id, "err", err)
+	// Nobody need listen.
+	fetched := make(chan []uint32, len(list)/prefetchTold+1)
+	if !r.background(func() { // ends with the device
+		defer close(fetched)
+		for part := range slices.Chunk(list, prefetchTold) {
+			if err := im.Prefetch(context.Background(), part); err != nil {
+				if !errors.Is(err, blockdev.ErrClosed) {
+					r.cfg.Log.Debug("prefetch ended", "image_id", id, "err", err)
+				}
+				return
+			}
+			fetched <- part
 		}
-	})
+	}) {
+		close(fetched)
+	}
+	return fetched
+}
+
+// tellRest tells of the chunks that are fetched, as they are, those that are still
+// here: what has no room any more would be asked of the store again. The request's
+// context says nothing of who asked, since its body may not be read any more.
+func (r *reader) tellRest(tell *teller, im *openImage, fetched <-chan []uint32) {
+	for tell.err == nil {
+		select {
+		case part, more := <-fetched:
+			if !more {
+				return
+			}
+			for _, n := range part {
+				if im.Has(n) {
+					tell.came(n, int(im.chunks[n].Len))
+				}
+			}
+			tell.flush()
+		case <-r.ended:
+			return
+		}
+	}
 }
 
 // onDisk reports whether most bytes of the chunks that are coming are in the disk
@@ -193,6 +243,7 @@ type teller struct {
 	ctl  *http.ResponseController
 	buf  []byte
 	size int
+	err  error // who was told has gone
 }
 
 func newTeller(w http.ResponseWriter) *teller {
@@ -210,8 +261,8 @@ func (t *teller) came(n uint32, size int) {
 
 // flush tells what was not told yet. Who does not hear it has gone.
 func (t *teller) flush() {
-	t.w.Write(t.buf)
-	t.ctl.Flush()
+	_, err := t.w.Write(t.buf)
+	t.err = errors.Join(err, t.ctl.Flush())
 	t.buf, t.size = t.buf[:0], 0
 }
 
@@ -260,9 +311,9 @@ func noTrace(d folder.Dir, id chunk.Digest) bool {
 
 // Start tells the reader that a run of an image begins, and hands on the rest of
 // the answer to /v1/start, if any. It returns when that has ended. came, if not
-// nil, is told which chunks of it the reader has got, by number, for the caller to
-// read: nothing is recorded of the image then, because nobody could tell what the
-// run itself touches.
+// nil, is told which chunks of its list the reader has got, by number, for the caller
+// to read, and Start returns when there are no more: nothing is recorded of the image
+// then, because nobody could tell what the run itself touches.
 func Start(ctx context.Context, d folder.Dir, id chunk.Digest, rest io.Reader, came func(n uint32)) error {
 	if rest == nil {
 		rest = http.NoBody

@@ -249,9 +249,41 @@ func TestAStartTellsWhichChunksCame(t *testing.T) {
 	}
 	write(t, w.Close())
 	pw.Close()
-	if err := <-ended; err != nil || !slices.Equal(came, []uint32{4, 0}) {
-		t.Errorf("told of %v, %v, want chunks 4 and 0", came, err)
+	if err := <-ended; err != nil || !slices.Equal(came, []uint32{4, 0, 2, 1, 3}) {
+		t.Errorf("told of %v, %v, want chunks 4 and 0, and then what was fetched behind them", came, err)
 	}
+}
+
+// What the stream does not bring is told as well once it is here, from wherever.
+func TestAStartThatReadsAheadIsToldOfItsWholeList(t *testing.T) {
+	r := newRig(t)
+	img, id := r.fetch(t, "team/a:1", 60)
+	all := make([]uint32, len(img.Blob.Chunks))
+	for i := range all {
+		all[i] = uint32(i)
+	}
+	var stream bytes.Buffer
+	w := trace.NewWriter(&stream)
+	if err := errors.Join(w.List(all, 2), w.Chunk(chunkOf(img, 0)), w.Chunk(chunkOf(img, 1)), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	c := r.open(t, id)
+	defer c.Close()
+	told := func() (numbers []uint32) {
+		t.Helper()
+		if err := reader.Start(t.Context(), r.dir, id, bytes.NewReader(stream.Bytes()), func(n uint32) { numbers = append(numbers, n) }); err != nil {
+			t.Fatal(err)
+		}
+		return numbers
+	}
+	if got := told(); !slices.Equal(got, all) {
+		t.Errorf("told of %v, want all of %d chunks", got, len(all))
+	}
+	r.stop() // what is here needs no store
+	if got := told(); !slices.Equal(got, all) {
+		t.Errorf("told of %v without a store, want all of %d chunks", got, len(all))
+	}
+	touch(t, c, img, all...)
 }
 
 func TestStreamsOfAHostileStoreChangeNoByte(t *testing.T) {
