@@ -34,6 +34,7 @@ type Mount struct {
 	dir  string // of the mount in the worker folder
 	path string // reference file
 	ref  *proc.Lock
+	made bool // by this reference: nothing was read of it before
 }
 
 // Root is the folder the image is mounted on: read-only, nosuid, nodev, below a
@@ -60,10 +61,11 @@ func (w *Worker) acquire(ctx context.Context, im *folder.Image, noACL bool) (*Mo
 	}
 	defer l.Unlock()
 	defer w.supervised(ctx)()
-	if err := w.ensureMounted(ctx, im, dir, noACL); err != nil {
+	made, err := w.ensureMounted(ctx, im, dir, noACL)
+	if err != nil {
 		return nil, fmt.Errorf("mount image %s: %w", im.ID, err)
 	}
-	mt := &Mount{w: w, dir: dir, path: filepath.Join(dir, "refs", rand.Text())}
+	mt := &Mount{w: w, dir: dir, path: filepath.Join(dir, "refs", rand.Text()), made: made}
 	if err = w.awaitKeeper(ctx); err == nil {
 		err = os.MkdirAll(filepath.Dir(mt.path), 0o700)
 	}
@@ -126,19 +128,19 @@ func (mt *Mount) drop() error {
 const poll = 5 * time.Millisecond
 
 // ensureMounted makes sure that the image is mounted and answers: its reader may
-// have died since, and a new one is then found by the shim.
-func (w *Worker) ensureMounted(ctx context.Context, im *folder.Image, dir string, noACL bool) error {
+// have died since, and a new one is then found by the shim. made says that it was not.
+func (w *Worker) ensureMounted(ctx context.Context, im *folder.Image, dir string, noACL bool) (made bool, err error) {
 	if err := w.EnsureReader(ctx); err != nil {
-		return err
+		return false, err
 	}
 	if !mounted(dir) {
-		return w.start(ctx, im, dir, noACL)
+		return true, w.start(ctx, im, dir, noACL)
 	}
 	answers, err := w.probe(ctx, dir)
 	if err != nil || answers {
-		return err
+		return false, err
 	}
-	return w.start(ctx, im, dir, noACL)
+	return true, w.start(ctx, im, dir, noACL)
 }
 
 // probe reads one block of the bootstrap, which needs shim and reader and no

@@ -78,7 +78,9 @@ func (w *Worker) Run(ctx context.Context, im *folder.Image, c Command) (end Ende
 	if err != nil {
 		return end, orCause(ctx, err)
 	}
-	defer readAhead(ctx, im, mt.Root(), c.Coming)()
+	if mt.made { // else others have read it
+		defer readAhead(ctx, im, mt.Root(), c.Coming)()
+	}
 	first := newFirstWrite(started)
 	tell := c.Started
 	c.ended = func() { end.Duration = time.Since(started) }

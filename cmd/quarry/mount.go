@@ -35,7 +35,7 @@ func runMount(ctx context.Context, w workerFlags, name, dir string, stderr io.Wr
 		err = wk.MountAt(ctx, im.Image, dir)
 	}
 	if err == nil {
-		im.await(ctx)
+		im.await(ctx, handTime)
 	}
 	return err
 }

@@ -22,7 +22,7 @@ import (
 const handTime = 2 * time.Second
 
 // maxComing is how many chunks that the reader has got are kept in mind for whoever
-// reads them ahead: a stream of 32 MiB has some 600.
+// reads them ahead: a list of 64 MiB has some 1300.
 const maxComing = 4096
 
 // started is an image that is on this machine. The rest of the store's answer goes
@@ -35,6 +35,7 @@ type started struct {
 	// coming has the numbers of the chunks that the reader has got, and is closed
 	// before handed.
 	coming chan uint32
+	told   []uint32 // the same; not to be read before handed is closed
 }
 
 // startImage resolves and verifies an image, and makes sure that a reader runs
@@ -156,18 +157,21 @@ func (s *started) hand(ctx context.Context, wk *worker.Worker, id chunk.Digest, 
 
 // came notes a chunk that the reader has got; what is too much is not read ahead.
 func (s *started) came(n uint32) {
+	if len(s.told) < maxComing {
+		s.told = append(s.told, n)
+	}
 	select {
 	case s.coming <- n:
 	default:
 	}
 }
 
-// await waits until the reader has what it gets, for a bounded time.
-func (s *started) await(ctx context.Context) {
+// await waits until the reader has what it gets, for so long at most.
+func (s *started) await(ctx context.Context, most time.Duration) {
 	select {
 	case <-s.handed:
 	case <-ctx.Done():
-	case <-time.After(handTime):
+	case <-time.After(most):
 	}
 }
 

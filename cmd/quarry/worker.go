@@ -137,7 +137,7 @@ func runWorker(ctx context.Context, o workerOptions, stdout, stderr io.Writer) e
 	if err := o.worker.target.ready(ctx); err != nil {
 		return err
 	}
-	images := &nodeImages{flags: o.worker, worker: wk}
+	images := newNodeImages(o.worker, wk)
 	defer images.close()
 	registry := prometheus.NewRegistry()
 	cfg := o.node

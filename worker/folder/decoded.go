@@ -37,9 +37,9 @@ type decoded struct {
 	err    error
 }
 
-// decode is decodeBootstrap of verified bytes with that digest. Of a nil Decoded the
-// image has its tree, of others not. Whoever asks while the same bytes are being
-// decoded waits for that.
+// decode is decodeBootstrap of verified bytes with that digest. The image has its tree
+// when it was decoded for this caller, else not. Whoever asks while the same bytes are
+// being decoded waits for that.
 func (c *Decoded) decode(d chunk.Digest, boot []byte) (*rafs.Image, bool, error) {
 	if c == nil || len(boot) > maxDecodedBytes {
 		return decodeBootstrap(boot)
@@ -49,14 +49,16 @@ func (c *Decoded) decode(d chunk.Digest, boot []byte) (*rafs.Image, bool, error)
 		<-e.done
 		return e.image, e.acl, e.err
 	}
-	e.image, e.acl, e.err = decodeBootstrap(boot)
-	if e.err == nil {
-		e.image.Tree = nil
+	im, acl, err := decodeBootstrap(boot)
+	if e.acl, e.err = acl, err; err == nil {
+		bare := *im
+		bare.Tree = nil
+		e.image = &bare
 	} else {
 		c.forget(e)
 	}
 	close(e.done)
-	return e.image, e.acl, e.err
+	return im, acl, err
 }
 
 // entry finds what is kept, or makes room for it and leaves it to the caller to fill.

@@ -105,7 +105,7 @@ func TestTheDiskIsOvercommittedAsOftenAsSaid(t *testing.T) {
 		}
 	}
 	for _, bad := range []float64{-1, 0.5, 101, math.NaN(), math.Inf(1)} {
-		if _, err := (Config{Worker: &worker.Worker{}, Fetch: func(context.Context, string) (*folder.Image, error) { return nil, nil }, DiskOvercommit: bad}).withDefaults(t.TempDir()); err == nil {
+		if _, err := (Config{Worker: &worker.Worker{}, Fetch: func(context.Context, string) (Fetched, error) { return Fetched{}, nil }, DiskOvercommit: bad}).withDefaults(t.TempDir()); err == nil {
 			t.Errorf("%v times the disk is taken", bad)
 		}
 	}

@@ -21,7 +21,7 @@ type Config struct {
 	Worker *worker.Worker // mounts the images; its ShimPath is the holders' program, its Runsc what they start
 	// Fetch has an image on this machine, verified. Its errors are sandbox.ErrImage…,
 	// wrapped.
-	Fetch func(ctx context.Context, ref string) (*folder.Image, error)
+	Fetch func(ctx context.Context, ref string) (Fetched, error)
 	// RunscVersion is the version that runsc must be of, such as release-20260701.0;
 	// "" takes any.
 	RunscVersion string
@@ -75,6 +75,16 @@ type Config struct {
 
 	Log *slog.Logger     // nil = discard
 	Now func() time.Time // nil = time.Now
+}
+
+// Fetched is an image that is on this machine.
+type Fetched struct {
+	*folder.Image
+	// Ahead tells which chunks the reader has got of those that runs of the image touch
+	// first, by number as they come, until there are no more or ctx ends, and closes the
+	// channel then, which nobody need read to its end. It is called once at most; nil
+	// where that is not known.
+	Ahead func(ctx context.Context) <-chan uint32
 }
 
 // Sizes are limits of a sandbox.

@@ -17,7 +17,6 @@ import (
 
 	"quarry/worker"
 	"quarry/worker/cgroup"
-	"quarry/worker/folder"
 	"quarry/worker/network"
 	"quarry/worker/sandbox"
 )
@@ -218,7 +217,7 @@ func (b *box) make(ctx context.Context) error {
 	if err := b.gather(ctx, im); err != nil {
 		return err
 	}
-	if err := b.start(ctx, im); err != nil {
+	if err := b.start(ctx, im.Image); err != nil {
 		return err
 	}
 	return b.began()
@@ -226,9 +225,9 @@ func (b *box) make(ctx context.Context) error {
 
 // fetch has the image, or leaves that behind when ctx ends: what a store has begun to
 // send is for the next sandbox as well.
-func (b *box) fetch(ctx context.Context) (*folder.Image, error) {
+func (b *box) fetch(ctx context.Context) (Fetched, error) {
 	type had struct {
-		im  *folder.Image
+		im  Fetched
 		err error
 	}
 	done := make(chan had, 1)
@@ -240,19 +239,20 @@ func (b *box) fetch(ctx context.Context) (*folder.Image, error) {
 	case h := <-done:
 		return h.im, h.err
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return Fetched{}, context.Cause(ctx)
 	}
 }
 
 // gather makes what the sandbox stands on: the image's mount, its network, its group.
-func (b *box) gather(ctx context.Context, im *folder.Image) error {
+func (b *box) gather(ctx context.Context, im Fetched) error {
 	b.mu.Lock()
 	asked := b.j.Asked
 	b.mu.Unlock()
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		defer b.step("mount")()
-		mt, err := b.n.c.Worker.AcquireForSandbox(gctx, im, asked.Role == sandbox.RoleGrade)
+		graded := asked.Role == sandbox.RoleGrade
+		mt, err := b.n.c.Worker.AcquireForSandbox(gctx, im.Image, graded)
 		if err != nil {
 			return err
 		}
@@ -262,6 +262,9 @@ func (b *box) gather(ctx context.Context, im *folder.Image) error {
 		b.j.Ref, b.j.ImageID, b.j.ImageDigest = mt.Ref(), im.ID, im.Statement.Source
 		if b.j.Served, err = mt.Served(); err != nil {
 			return fmt.Errorf("mount of the image: %w", err)
+		}
+		if !graded {
+			b.n.readAhead(mt, b.j.Served, im)
 		}
 		return nil
 	})

@@ -23,6 +23,7 @@ import (
 	"quarry/internal/proc"
 	"quarry/internal/strictjson"
 	"quarry/store/chunk"
+	"quarry/worker"
 	"quarry/worker/cgroup"
 	"quarry/worker/memory"
 	modelwait "quarry/worker/network/wait"
@@ -50,8 +51,9 @@ type Node struct {
 	records  records
 	waits    *modelwait.Watcher // nil without endpoints of models
 	waiting  memory.Waiting     // paused sandboxes whose memory may be taken
-	naps     chan struct{}      // has an element while a sandbox is being put to disk
-	wakes    chan struct{}      // the same while one is restored from a disk that is low
+	ahead    ahead
+	naps     chan struct{} // has an element while a sandbox is being put to disk
+	wakes    chan struct{} // the same while one is restored from a disk that is low
 
 	mu       sync.Mutex // guards what follows
 	boxes    map[string]*box
@@ -126,7 +128,8 @@ func open(ctx context.Context, c Config, l *proc.Lock) (*Node, error) {
 	n := &Node{
 		c: c, log: c.Log, lock: l, records: records{c.recordsDir()},
 		boxes: map[string]*box{}, ended: map[string]record{}, keys: map[string]keyed{},
-		left: make(chan struct{}, 1), naps: make(chan struct{}, 1), wakes: make(chan struct{}, 1),
+		ahead: ahead{turns: make(chan struct{}, aheadAtOnce), mounts: map[string]worker.Served{}},
+		left:  make(chan struct{}, 1), naps: make(chan struct{}, 1), wakes: make(chan struct{}, 1),
 	}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)

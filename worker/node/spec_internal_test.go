@@ -26,7 +26,7 @@ func testNode(t *testing.T, shares map[string]string) *Node {
 	}
 	c := Config{
 		Dir: d, Worker: &worker.Worker{}, Shares: shares, Memory: 8 << 30, Disk: 8 << 30, PIDs: 8192,
-		Fetch: func(ctx context.Context, ref string) (*folder.Image, error) { return nil, sandbox.ErrImage },
+		Fetch: func(ctx context.Context, ref string) (Fetched, error) { return Fetched{}, sandbox.ErrImage },
 	}
 	if c, err = c.withDefaults(d.Path()); err != nil {
 		t.Fatal(err)
