@@ -32,7 +32,7 @@ PACKAGES := ca-certificates gcc libc6-dev debootstrap umoci skopeo erofs-utils l
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 SOURCES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cache/*') go.mod go.sum
 
-.PHONY: demo test unit bench faults lint fuzz long e2e vm interop bench-all corpus corpus-report record golden build setup images pair clean
+.PHONY: demo test unit ready bench faults lint fuzz long e2e vm interop bench-all corpus corpus-report record golden build setup images pair clean
 
 demo: setup build pair
 	go run ./e2e/demo
@@ -133,6 +133,9 @@ $(BIN)/quarry-shim: $(SOURCES)
 $(BIN)/quarry-guest: $(SOURCES)
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ ./cmd/quarry-guest
 
+# All that tests need, for make -j2: images are made by one thread, and come first.
+ready: images setup build $(BIN)/staticcheck $(BIN)/gotestsum
+
 setup: $(CACHE)/packages $(BIN)/runsc $(BIN)/versitygw $(BIN)/conformance $(BIN)/crane $(BIN)/regctl $(BIN)/registry
 	@go mod download
 
@@ -146,40 +149,40 @@ $(CACHE)/packages: Makefile
 	@touch $@
 
 # Built outside of this module: only the program is needed.
-$(BIN)/runsc:
+$(BIN)/runsc: | $(CACHE)/packages
 	@mkdir -p $(BIN)
 	cd / && GOBIN=$(BIN) go install $(RUNSC)
 
 # The S3 server of tests.
-$(BIN)/versitygw:
+$(BIN)/versitygw: | $(CACHE)/packages
 	@mkdir -p $(BIN)
 	cd / && GOBIN=$(BIN) go install $(VERSITYGW)
 
 # The distribution specification's own tests of registries.
-$(BIN)/conformance:
+$(BIN)/conformance: | $(CACHE)/packages
 	@mkdir -p $(BIN)
 	cd / && GOBIN=$(BIN) go install $(CONFORMANCE)
 
 # Clients of registries that push and pull in tests, beside skopeo.
-$(BIN)/crane:
+$(BIN)/crane: | $(CACHE)/packages
 	@mkdir -p $(BIN)
 	cd / && GOBIN=$(BIN) go install $(CRANE)
 
-$(BIN)/regctl:
+$(BIN)/regctl: | $(CACHE)/packages
 	@mkdir -p $(BIN)
 	cd / && GOBIN=$(BIN) go install $(REGCTL)
 
 # The registry that pushes are compared with.
-$(BIN)/registry:
+$(BIN)/registry: | $(CACHE)/packages
 	@mkdir -p $(BIN)
 	cd / && GOBIN=$(BIN) go install $(DISTRIBUTION)
 
-$(BIN)/staticcheck:
+$(BIN)/staticcheck: | $(CACHE)/packages
 	@mkdir -p $(BIN)
 	cd / && GOBIN=$(BIN) go install $(STATICCHECK)
 
 # Runs tests, and those that fail once more.
-$(BIN)/gotestsum:
+$(BIN)/gotestsum: | $(CACHE)/packages
 	@mkdir -p $(BIN)
 	cd / && GOBIN=$(BIN) go install $(GOTESTSUM)
 
@@ -190,7 +193,7 @@ images: pair $(QUARRY_IMAGES)/cold/index.json $(QUARRY_IMAGES)/cold-again/index.
 
 pair: $(QUARRY_IMAGES)/debian/index.json $(QUARRY_IMAGES)/debian-again/index.json
 
-$(QUARRY_IMAGES)/debian/index.json: e2e/demo/debian-image.sh
+$(QUARRY_IMAGES)/debian/index.json: e2e/demo/debian-image.sh | $(CACHE)/packages
 	@mkdir -p $(QUARRY_IMAGES)
 	sh e2e/demo/debian-image.sh $(QUARRY_IMAGES)/debian name
 
