@@ -14,7 +14,7 @@ bench() {
 }
 # All have taken steps, and all but those that are left resident were paused.
 waited() { ! grep -qF '"steps": 0,' $WORK/agents.json && [ $(grep -cF '"pauses": 0,' $WORK/agents.json) = 1 ]; }
-bench 10s
+bench 15s
 waited || bench 1m # a busy machine needs longer
 waited || fail "they have not waited: $(cat $WORK/agents.json)"
 umount $WORK/disk

@@ -23,12 +23,12 @@ const nbdModule = "nbd nbds_max=16"
 const attachTests = `
 set -eu
 attachTests() (
-	cp -a /host/attach.test /host/tools /tmp/
+	cp -a /host/tools /tmp/
 	export PATH=/tmp/tools:$PATH REQUIRE_ALL=1
 	cd /tmp
-	./attach.test -test.list "$1" | grep -q . || { echo "no test matches $1"; exit 1; }
-	./attach.test -test.v -test.timeout 5m -test.run "$1" -test.skip "$2"
-	rm -rf /tmp/attach.test /tmp/tools
+	attach.test -test.list "$1" | grep -q . || { echo "no test matches $1"; exit 1; }
+	attach.test -test.v -test.timeout 5m -test.run "$1" -test.skip "$2"
+	rm -rf /tmp/tools
 )
 `
 
@@ -55,16 +55,18 @@ ulimit -n 8192
 attachTests TestLastNBD none
 `
 
-// bringAttachTests puts nbd/attach's tests of the kernel's NBD, and what they need,
-// into the shared folder.
-func bringAttachTests(t *testing.T, share string) {
+// bringAttachTests adds nbd/attach's tests of the kernel's NBD to the programs, and puts
+// what they need into the shared folder.
+func (s *share) bringAttachTests(t *testing.T) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "vm", "-o", filepath.Join(share, "attach.test"), "quarry/nbd/attach")
+	path := s.lab.Path("attach.test")
+	s.programs = append(s.programs, path)
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "vm", "-o", path, "quarry/nbd/attach")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the tests: %v: %s", err, out)
 	}
-	bringTool(t, share, "mkfs.erofs")
+	bringTool(t, s.dir, "mkfs.erofs")
 }
 
 // runGuest runs a machine, with its console in the test's log, and fails unless

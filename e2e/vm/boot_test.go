@@ -33,6 +33,7 @@ func kernel(t *testing.T, s vm.Suite) *vm.Kernel {
 // TestAGuestThatFailsIsAFailure shows that no end but the script's own counts as
 // one: what a status says, what a panic leaves, and a guest that hangs.
 func TestAGuestThatFailsIsAFailure(t *testing.T) {
+	t.Parallel()
 	k := kernel(t, vm.Linux6_1)
 	ctx, cancel := context.WithTimeout(t.Context(), guestLimit)
 	t.Cleanup(cancel)

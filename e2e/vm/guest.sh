@@ -5,9 +5,6 @@ set -eu
 seconds() { cut -d. -f1 /proc/uptime; }
 step() { echo "step: $* ($(seconds) s after boot)"; }
 
-cp /host/bin/* /bin/
-step "programs copied"
-
 # attach FILE: binds a free loop device to it and names it.
 attach() {
 	local dev

@@ -190,11 +190,11 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// share is what the guests of a test have in common: a folder with the programs
-// in bin, and with nbd/attach's tests.
+// share is what the guests of a test have in common: the programs, and a folder.
 type share struct {
-	lab *lab.Lab
-	dir string
+	lab      *lab.Lab
+	dir      string
+	programs []string
 }
 
 func newShare(t *testing.T) share {
@@ -204,9 +204,9 @@ func newShare(t *testing.T) share {
 	check(t, err)
 	t.Cleanup(func() { check(t, l.Close()) })
 	s := share{lab: l, dir: l.Path("share")}
-	check(t, os.MkdirAll(filepath.Join(s.dir, "bin"), 0o755))
+	check(t, os.Mkdir(s.dir, 0o755))
 	for _, program := range []string{"quarry", "quarry-shim", "quarry-guest", "runsc"} {
-		copyFile(t, need.Tool(t, program), filepath.Join(s.dir, "bin", program))
+		s.programs = append(s.programs, need.Tool(t, program))
 	}
 	return s
 }

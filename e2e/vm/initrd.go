@@ -25,10 +25,10 @@ var (
 // image as the worker does.
 var baseModules = []string{"virtio_pci", "9pnet_virtio", "9p", "loop", "fuse", "erofs", "overlay"}
 
-// writeInitrd makes the initial ramfs: busybox, the two scripts, the modules with
-// what they depend on, and those that are only there to be loaded. work is an empty
-// folder.
-func (k *Kernel) writeInitrd(ctx context.Context, work string, modules, loadable []string) (string, error) {
+// writeInitrd makes the initial ramfs: busybox and other programs, the two scripts, the
+// modules with what they depend on, and those that are only there to be loaded. work is
+// an empty folder.
+func (k *Kernel) writeInitrd(ctx context.Context, work string, programs []string, modules, loadable []string) (string, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return "", err
@@ -39,9 +39,14 @@ func (k *Kernel) writeInitrd(ctx context.Context, work string, modules, loadable
 			return "", err
 		}
 	}
-	program, err := os.ReadFile(busybox)
-	if err != nil {
-		return "", err
+	for _, path := range append([]string{busybox}, programs...) {
+		path, err := filepath.Abs(path)
+		if err == nil {
+			err = os.Symlink(path, filepath.Join(root, "bin", filepath.Base(path)))
+		}
+		if err != nil {
+			return "", err
+		}
 	}
 	list, err := k.copyModules(ctx, filepath.Join(root, "modules"), modules)
 	if err != nil {
@@ -51,7 +56,6 @@ func (k *Kernel) writeInitrd(ctx context.Context, work string, modules, loadable
 		return "", err
 	}
 	err = errors.Join(
-		os.WriteFile(filepath.Join(root, "bin/busybox"), program, 0o755),
 		os.WriteFile(filepath.Join(root, "init"), initScript, 0o755),
 		os.WriteFile(filepath.Join(root, "init2"), init2Script, 0o755),
 		os.WriteFile(filepath.Join(root, "modules/list"), list, 0o644),
@@ -63,7 +67,8 @@ func (k *Kernel) writeInitrd(ctx context.Context, work string, modules, loadable
 	return initrd, archive(ctx, root, initrd)
 }
 
-// archive writes a folder as a cpio archive that the kernel reads.
+// archive writes a folder, and what its links name, as a cpio archive that the kernel
+// reads.
 func archive(ctx context.Context, root, to string) error {
 	var names strings.Builder
 	err := fs.WalkDir(os.DirFS(root), ".", func(path string, _ fs.DirEntry, err error) error {
@@ -73,7 +78,7 @@ func archive(ctx context.Context, root, to string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "cpio", "--create", "--format=newc", "--quiet", "--owner=0:0", "--file="+to)
+	cmd := exec.CommandContext(ctx, "cpio", "--create", "--dereference", "--format=newc", "--quiet", "--owner=0:0", "--file="+to)
 	cmd.Dir = root
 	cmd.Stdin = strings.NewReader(names.String())
 	_, err = output(cmd)

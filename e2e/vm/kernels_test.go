@@ -25,6 +25,7 @@ var full = flag.Bool("full", false, "mount the whole Debian image in the guests 
 // Linux before 6.4 takes bootstrap and data as two devices; later ones the
 // flattened device too.
 func TestKernelsSeeTheSameTree(t *testing.T) {
+	t.Parallel()
 	guests := []struct {
 		suite vm.Suite
 		forms []string
@@ -38,13 +39,13 @@ func TestKernelsSeeTheSameTree(t *testing.T) {
 		kernels[g.suite.Name] = kernel(t, g.suite)
 	}
 	r := newRig(t)
-	bringAttachTests(t, r.dir)
+	r.bringAttachTests(t)
 	t.Run("native", r.native)
 	for _, g := range guests {
 		t.Run(g.suite.Name, func(t *testing.T) {
 			t.Parallel()
 			runGuest(t, vm.Machine{
-				Kernel: kernels[g.suite.Name], Share: r.dir, Loadable: []string{"nbd"},
+				Kernel: kernels[g.suite.Name], Share: r.dir, Programs: r.programs, Loadable: []string{"nbd"},
 				Script: fmt.Sprintf("CHECKS=%q\n", r.checks(g.forms)) + guestScript + attachTests + g.last,
 			})
 		})

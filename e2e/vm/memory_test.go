@@ -14,7 +14,6 @@ import (
 // of control groups, and swap on zram.
 const memoryScript = `
 set -eu
-cp /host/tools/* /bin/
 cd /tmp
 export REQUIRE_ALL=1
 memory.test -test.v -test.timeout 10m -test.run 'TestAGuestThatWaits.*/zram|TestAPart|TestAKilled|TestAWatch|TestHoles'
@@ -23,16 +22,16 @@ memory.test -test.v -test.timeout 10m -test.run 'TestAGuestThatWaits.*/zram|Test
 // TestMemoryOfWaitingSandboxes takes the memory of a paused sandbox and brings it back
 // on the kernels that people have, with memory.reclaim.
 func TestMemoryOfWaitingSandboxes(t *testing.T) {
+	t.Parallel()
 	kernels := []*vm.Kernel{kernel(t, vm.Linux6_1), kernel(t, vm.Linux6_12)}
 	dir := t.TempDir()
-	tools := filepath.Join(dir, "tools")
-	check(t, os.Mkdir(tools, 0o755))
-	copyFile(t, need.Tool(t, "runsc"), filepath.Join(tools, "runsc"))
+	programs := []string{need.Tool(t, "runsc")}
 	for name, args := range map[string][]string{
 		"memory.test":      {"test", "-c", "quarry/worker/memory"},
 		"quarry-test-hold": {"build", "quarry/worker/memory/testdata/hold"},
 	} {
-		cmd := exec.CommandContext(t.Context(), "go", append(args[:len(args)-1:len(args)-1], "-o", filepath.Join(tools, name), args[len(args)-1])...)
+		programs = append(programs, filepath.Join(dir, name))
+		cmd := exec.CommandContext(t.Context(), "go", append(args[:len(args)-1:len(args)-1], "-o", filepath.Join(dir, name), args[len(args)-1])...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v: %s", name, err, out)
@@ -41,7 +40,7 @@ func TestMemoryOfWaitingSandboxes(t *testing.T) {
 	for _, k := range kernels {
 		t.Run(k.Suite, func(t *testing.T) {
 			t.Parallel()
-			runGuest(t, vm.Machine{Kernel: k, Share: dir, Script: memoryScript, Modules: []string{"lzo-rle", "zram"}})
+			runGuest(t, vm.Machine{Kernel: k, Share: dir, Programs: programs, Processors: 1, Script: memoryScript, Modules: []string{"lzo-rle", "zram"}})
 		})
 	}
 }

@@ -15,7 +15,6 @@ import (
 // node, so that all of them can run.
 const networkScript = `
 set -eu
-cp /host/tools/* /bin/
 cd /tmp
 export REQUIRE_ALL=1 QUARRY_NETWORK_SLOW=1
 network.test -test.v -test.timeout 20m -test.skip 'TestFlowsAreBounded|TestGivenUpTake'
@@ -24,12 +23,11 @@ network.test -test.v -test.timeout 20m -test.skip 'TestFlowsAreBounded|TestGiven
 // TestNetworkOnKernels has guests held on the kernels that people have: the older one
 // knows no table that is owned for good.
 func TestNetworkOnKernels(t *testing.T) {
+	t.Parallel()
 	kernels := []*vm.Kernel{kernel(t, vm.Linux6_1), kernel(t, vm.Linux6_12)}
 	dir := t.TempDir()
-	tools := filepath.Join(dir, "tools")
-	check(t, os.Mkdir(tools, 0o755))
-	copyFile(t, need.Tool(t, "runsc"), filepath.Join(tools, "runsc"))
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", filepath.Join(tools, "network.test"), "quarry/worker/network")
+	programs := []string{need.Tool(t, "runsc"), filepath.Join(dir, "network.test")}
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", programs[1], "quarry/worker/network")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the tests: %v: %s", err, out)
@@ -41,7 +39,7 @@ func TestNetworkOnKernels(t *testing.T) {
 		}
 		t.Run(k.Suite, func(t *testing.T) {
 			t.Parallel()
-			runGuest(t, vm.Machine{Kernel: k, Share: dir, Script: networkScript, Modules: modules})
+			runGuest(t, vm.Machine{Kernel: k, Share: dir, Programs: programs, Processors: 1, Script: networkScript, Modules: modules})
 		})
 	}
 }

@@ -43,7 +43,7 @@ story "a paused sandbox is read, adopted and resumed"
 
 # Out of memory: the sandbox ends and says so.
 M=$(quarry create -e PATH=/bin --mem 96M t/one)
-quarry exec $M busybox tail /dev/zero >/dev/null 2>&1 || true
+quarry exec $M busybox dd if=/dev/zero of=/dev/null bs=160M count=1 >/dev/null 2>&1 || true
 await 60 gone $M "oom_guest_limit agent"
 await 30 noneLeft $M
 story "out of memory: $(endOf $M)"

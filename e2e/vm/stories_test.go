@@ -77,11 +77,12 @@ var networkModules = []string{"nf_tables", "nft_ct", "nft_chain_nat", "nft_masq"
 // wait for on the newer one, which takes memory without page cache, and what goes to disk
 // on the older one.
 func TestKernelNBD(t *testing.T) {
+	t.Parallel()
 	older, newer := kernel(t, vm.Linux6_1), kernel(t, vm.Linux6_12)
 	r := newStoryRig(t)
-	bringAttachTests(t, r.dir)
+	r.bringAttachTests(t)
 	bringTool(t, r.dir, "mkfs.ext4")
-	const setUp = "set -eu\ncp /host/bin/* /bin/\ncp -a /host/store /tmp/store\nmkdir /tmp/w\n"
+	const setUp = "set -eu\ncp -a /host/store /tmp/store\nmkdir /tmp/w\n"
 	for _, g := range []struct {
 		kernel  *vm.Kernel
 		stories []string
@@ -94,7 +95,7 @@ func TestKernelNBD(t *testing.T) {
 			t.Parallel()
 			stories := append([]string{storiesScript, workersScript}, g.stories...)
 			runGuest(t, vm.Machine{
-				Kernel: g.kernel, Share: r.dir, Modules: slices.Concat([]string{nbdModule, "lzo-rle", "zram"}, networkModules, g.modules),
+				Kernel: g.kernel, Share: r.dir, Programs: r.programs, Modules: slices.Concat([]string{nbdModule, "lzo-rle", "zram"}, networkModules, g.modules),
 				Script: setUp + attachTests + attachScript + r.script(attach.ModeNBD, "/tmp/w", "/tmp/store", stories...),
 			})
 		})
@@ -103,12 +104,12 @@ func TestKernelNBD(t *testing.T) {
 
 // TestStoriesHere tells them on this machine, through FUSE.
 func TestStoriesHere(t *testing.T) {
+	t.Parallel()
 	r := newStoryRig(t)
 	work := t.TempDir()
 	console, done := logLines(t)
 	cmd := exec.CommandContext(t.Context(), "sh")
 	cmd.Args = append(cmd.Args, "-c", r.script(attach.ModeFUSE, work, filepath.Join(r.dir, "store"), storiesScript, workersScript, sandboxesScript))
-	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(r.dir, "bin")+string(os.PathListSeparator)+os.Getenv("PATH"))
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.WaitDelay = 5 * time.Second // after a story that failed, others may keep the console
 	err := cmd.Run()

@@ -30,6 +30,9 @@ type Machine struct {
 	Kernel *Kernel
 	// Share is a folder of the host, which the guest has as /host, to write too.
 	Share string
+	// Programs are files of the host that the guest has in /bin from the start. To copy
+	// them from a shared folder takes Linux 6.12 minutes, as it reads that in small steps.
+	Programs []string
 	// Script is a program for busybox's sh. It runs as root in /host, on a tmpfs
 	// with proc, sysfs, devtmpfs and cgroup v2, loopback up and no other network.
 	Script string
@@ -41,6 +44,10 @@ type Machine struct {
 	Loadable []string
 	// MemoryMiB is the guest's memory, the tmpfs included; 0 means 2048.
 	MemoryMiB int
+	// Processors is how many the guest has; 0 means 2. Where guests have more of them
+	// together than the host, each spins while a processor of its own that holds a lock
+	// does not run.
+	Processors int
 	// Console gets what the guest prints while it runs. nil discards it.
 	Console io.Writer
 }
@@ -53,7 +60,8 @@ type Result struct {
 }
 
 const (
-	defaultMemoryMiB = 2048
+	defaultMemoryMiB  = 2048
+	defaultProcessors = 2
 	// boots is how often a guest is booted whose kernel ends before the script begins: now
 	// and then a processor that is emulated stumbles over code that another one patches,
 	// as kernels do while they boot ("int3").
@@ -95,7 +103,7 @@ func (m Machine) Run(ctx context.Context) (Result, error) {
 	if err := os.WriteFile(filepath.Join(own, "script"), []byte(m.Script), 0o644); err != nil {
 		return Result{}, err
 	}
-	initrd, err := m.Kernel.writeInitrd(ctx, work, append(append([]string(nil), baseModules...), m.Modules...), m.Loadable)
+	initrd, err := m.Kernel.writeInitrd(ctx, work, m.Programs, append(append([]string(nil), baseModules...), m.Modules...), m.Loadable)
 	if err != nil {
 		return Result{}, err
 	}
@@ -125,11 +133,15 @@ func (m Machine) boot(ctx context.Context, initrd, own string, console io.Writer
 	if memory == 0 {
 		memory = defaultMemoryMiB
 	}
+	processors := m.Processors
+	if processors == 0 {
+		processors = defaultProcessors
+	}
 	// QEMU dies with the thread that started it, so that thread must stay.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
-		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", strconv.Itoa(memory),
+		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", strconv.Itoa(processors), "-m", strconv.Itoa(memory),
 		"-kernel", filepath.Join(m.Kernel.base, unpackedImage), "-initrd", initrd,
 		// A panic or an oops ends the guest at once. The timer check panics when the
 		// host is too busy to emulate the timer in time. The time stamp counters are the
