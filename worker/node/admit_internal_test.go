@@ -110,3 +110,44 @@ func TestTheDiskIsOvercommittedAsOftenAsSaid(t *testing.T) {
 		}
 	}
 }
+
+// A create whose key finds a sandbox that an earlier node did not live to make is made
+// once that one has ended.
+func TestAKeyOfALostCreateIsFreeOnceItHasEnded(t *testing.T) {
+	b, leave := testBox(t.TempDir(), nil)
+	defer leave()
+	n := b.n
+	spec := sandbox.Spec{Image: "app:1"}
+	body, err := bodyDigest(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.noCreate = errors.New("it is made anew")
+	n.keys, n.ended = map[string]keyed{"k": {id: b.id, body: body}}, map[string]record{}
+	b.failure = errLost
+	close(b.settled)
+	impatient, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 50 { // one whose create has settled may be found before the context's end
+		if _, _, err := n.Create(impatient, spec, "k"); !errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v before it has ended", err)
+		}
+	}
+	got := make(chan error, 1)
+	go func() {
+		_, _, err := n.Create(t.Context(), spec, "k")
+		got <- err
+	}()
+	n.mu.Lock()
+	delete(n.keys, "k")
+	n.ended[b.id] = record{Failed: true, Sandbox: sandbox.Sandbox{ID: b.id, End: &sandbox.End{}}}
+	n.mu.Unlock()
+	close(b.over)
+	if err := <-got; !errors.Is(err, n.noCreate) {
+		t.Errorf("got %v", err)
+	}
+	// It may have ended after the key had found it.
+	if _, _, err := n.existing(t.Context(), keyed{id: b.id}); !errors.Is(err, errLost) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -32,11 +32,16 @@ func (n *Node) Create(ctx context.Context, s sandbox.Spec, key string) (sb sandb
 		return sb, false, invalid("idempotency key: %d bytes, at most %d", len(key), maxKey)
 	}
 	b, known, err := n.admit(s, key, keyed{body: body})
+	for err == nil && known.id != "" {
+		sb, made, failed := n.existing(ctx, known)
+		if !errors.Is(failed, errLost) {
+			return sb, made, failed
+		}
+		// An earlier node did not live to make it. Its end has freed the key.
+		b, known, err = n.admit(s, key, keyed{body: body})
+	}
 	if err != nil {
 		return sb, false, err
-	}
-	if known.id != "" {
-		return n.existing(ctx, known)
 	}
 	if err := wait(ctx, b.settled); err != nil {
 		return sb, false, err
@@ -44,11 +49,18 @@ func (n *Node) Create(ctx context.Context, s sandbox.Spec, key string) (sb sandb
 	return n.answer(b, true)
 }
 
-// existing answers a create whose key is known.
+// existing answers a create whose key is known. With errLost, what there was of the
+// sandbox has ended.
 func (n *Node) existing(ctx context.Context, k keyed) (sandbox.Sandbox, bool, error) {
 	b, err := n.box(k.id)
 	var ended *sandbox.EndedError
 	if errors.As(err, &ended) {
+		n.mu.Lock()
+		failed := n.ended[k.id].Failed
+		n.mu.Unlock()
+		if failed { // just now
+			return sandbox.Sandbox{}, false, errLost
+		}
 		sb, err := n.Get(ctx, k.id)
 		sb.Token = n.token(k.id)
 		return sb, false, err
@@ -58,6 +70,11 @@ func (n *Node) existing(ctx context.Context, k keyed) (sandbox.Sandbox, bool, er
 	}
 	if err := wait(ctx, b.settled); err != nil {
 		return sandbox.Sandbox{}, false, err
+	}
+	if errors.Is(b.failed(), errLost) {
+		if err := wait(ctx, b.over); err != nil {
+			return sandbox.Sandbox{}, false, err
+		}
 	}
 	return n.answer(b, false)
 }
