@@ -16,7 +16,7 @@ const memoryScript = `
 set -eu
 cd /tmp
 export REQUIRE_ALL=1
-memory.test -test.v -test.timeout 10m -test.run 'TestAGuestThatWaits.*/zram|TestAPart|TestAKilled|TestAWatch|TestHoles'
+memory.test -test.v -test.timeout 10m -test.run 'TestAGuestThatWaits.*/zram|TestAPart|TestWhatIsAlwaysUsed|TestAKilled|TestAWatch|TestHoles'
 `
 
 // TestMemoryOfWaitingSandboxes takes the memory of a paused sandbox and brings it back
