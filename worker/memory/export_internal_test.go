@@ -35,3 +35,9 @@ func (g *Group) Lower(ctx context.Context, want int64) error {
 
 // Stat is of the file.
 func (f *File) Stat() (os.FileInfo, error) { return f.f.Stat() }
+
+// Mapped is how many bytes of the file processes have mapped, to 64 KiB.
+func (f *File) Mapped(ctx context.Context, pids []int) (int64, error) {
+	ranges, _, err := f.used(ctx, pids)
+	return Bytes(ranges), err
+}

@@ -32,7 +32,11 @@ func TestAHabitIsLearntAndForgotten(t *testing.T) {
 	if got := look(always, once, never); len(got) != 0 {
 		t.Errorf("mapped %v at the first wake", got)
 	}
-	back(always) // the others stay in memory
+	back(always, once) // the other stays in memory
+	if got := look(always, once, never); len(got) != 0 {
+		t.Errorf("mapped %v at the second wake", got)
+	}
+	back(always)
 	given := 0
 	for range lookAgain {
 		got := look(always, never)
@@ -69,8 +73,10 @@ func TestAHabitIsBounded(t *testing.T) {
 	for i := range int64(3 * maxSpots) {
 		now[spot{1, i}] = place{i * grain, i * grain}
 	}
-	h.look(now)
-	h.bringsBack([]Range{{0, 1 << 62}})
+	for range 2 {
+		h.look(now)
+		h.bringsBack([]Range{{0, 1 << 62}})
+	}
 	if got := h.look(now); len(got) != maxSpots {
 		t.Errorf("%d spots", len(got))
 	}

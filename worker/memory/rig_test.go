@@ -2,6 +2,7 @@ package memory_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -289,4 +290,26 @@ func (s *guest) processes() ([]int, error) {
 		pids = append(pids, pid)
 	}
 	return pids, err
+}
+
+// faults counts those of the sandbox's processes.
+func (s *guest) faults() (n int64) {
+	s.Helper()
+	pids, err := s.processes()
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, pid := range pids {
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue // it has ended
+		}
+		f := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+		minor, err := strconv.ParseInt(f[7], 10, 64)
+		if err != nil {
+			s.Fatal(err)
+		}
+		n += minor
+	}
+	return n
 }

@@ -22,7 +22,7 @@ const (
 	// maxMaps bounds the list of a process's mappings. The kernel has 65 530 at most,
 	// unless it is told otherwise.
 	maxMaps = 16 << 20
-	// maxApart bounds what each process is compared with.
+	// maxApart bounds what each process is compared with, and whose memory is mapped.
 	maxApart = 64
 	// present is the bit of a page's entry in pagemap that says that it is mapped.
 	present = 1 << 63
@@ -42,7 +42,8 @@ func (f *File) used(ctx context.Context, pids []int) ([]Range, map[spot]place, e
 	}
 	u := &used{ctx: ctx, size: st.Size, buf: make([]byte, grain), spots: map[spot]place{}}
 	u.file = fmt.Sprintf("%02x:%02x %d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	for _, pid := range apart(pids) {
+	for i, pid := range apart(pids) {
+		u.spotless = i >= maxApart
 		if err := u.process(pid); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
 			return nil, nil, fmt.Errorf("what process %d uses of a guest's memory: %w", pid, err)
 		}
@@ -82,6 +83,8 @@ type used struct {
 	parts set
 	buf   []byte
 	spots map[spot]place
+
+	spotless bool // no more spots are noted
 }
 
 func (u *used) process(pid int) error {
@@ -145,7 +148,7 @@ func (u *used) mapping(pid int, pagemap *os.File, start, end, off int64) error {
 				continue
 			}
 			u.parts.add(o / grain)
-			if block := addr / grain; block != last && len(u.spots) < maxRanges {
+			if block := addr / grain; block != last && !u.spotless && len(u.spots) < maxRanges {
 				last = block
 				if _, known := u.spots[spot{pid, block}]; !known {
 					u.spots[spot{pid, block}] = place{addr, o}

@@ -133,11 +133,16 @@ func (w *Waiting) take(id string) *waiter {
 	return n
 }
 
-// Drop takes out a sandbox that has ended.
+// Drop takes out a sandbox that is not to be brought back.
 func (w *Waiting) Drop(id string) {
 	if n := w.take(id); n != nil {
 		n.forget()
 	}
+}
+
+// Forget forgets a sandbox that has ended.
+func (w *Waiting) Forget(id string) {
+	w.Drop(id)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.habits, id)

@@ -191,6 +191,7 @@ func (b *box) leaveMemory() {
 	b.memory.over = true
 	b.memory.mu.Unlock()
 	b.forgetMemory()
+	b.n.waiting.Forget(b.id)
 }
 
 // memorySources are what may have too little memory: the machine, and the groups that
