@@ -9,8 +9,8 @@ import (
 
 // Limit returns l for s with at most limit connections at once. What comes beyond it
 // waits, but not for connections that wait for nothing: for each that comes, the one that
-// has been without a request for longest is closed. s must not be serving yet, and its
-// ConnState is Limit's.
+// has been without a request for longest is closed, whether or not it ever had one. s must
+// not be serving yet, and its ConnState is Limit's.
 func Limit(l net.Listener, s *http.Server, limit int) net.Listener {
 	b := &bounded{Listener: l, limit: limit, room: make(chan struct{}, 1), closed: make(chan struct{})}
 	s.ConnState = b.note
@@ -26,7 +26,7 @@ type bounded struct {
 
 	mu   sync.Mutex // guards what follows, and idle of each boundedConn
 	open int
-	idle list.List // of *boundedConn, the one that has been idle for longest first
+	idle list.List // of *boundedConn without a request, the one that has been so for longest first
 }
 
 // boundedConn is one that counts.
@@ -34,7 +34,7 @@ type boundedConn struct {
 	net.Conn
 	l    *bounded
 	once sync.Once
-	idle *list.Element // nil while it has a request, or has had none
+	idle *list.Element // nil while it has a request
 }
 
 // Accept implements net.Listener. One connection is taken beyond the limit, so that those
@@ -95,7 +95,7 @@ func (b *bounded) note(nc net.Conn, state http.ConnState) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c.forget()
-	if state == http.StateIdle {
+	if state == http.StateIdle || state == http.StateNew {
 		c.idle = b.idle.PushBack(c)
 		b.signal()
 	}

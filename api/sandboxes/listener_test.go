@@ -125,6 +125,28 @@ func TestWhoComesHasThePlaceOfOneThatIsIdle(t *testing.T) {
 	}
 }
 
+// Who connects and says nothing keeps nobody out.
+func TestWhoComesHasThePlaceOfOneThatIsSilent(t *testing.T) {
+	for name, secure := range map[string]bool{"plain": false, "TLS": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newLimited(t, secure)
+			silent, err := net.Dial("tcp", s.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer silent.Close()
+			second, third := s.dial(), s.dial()
+			s.dial().call("/")
+			silent.SetDeadline(time.Now().Add(time.Minute))
+			if n, err := silent.Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("the one that was silent for longest: %d, %v", n, err)
+			}
+			second.call("/")
+			third.call("/")
+		})
+	}
+}
+
 // Where all have requests, one more waits for the end of one of them.
 func TestWhoComesWaitsForRequestsThatRun(t *testing.T) {
 	s := newLimited(t, false)
