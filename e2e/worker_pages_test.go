@@ -23,7 +23,8 @@ import (
 // TestPagesOfAnImageAreTheWorkers has a first sandbox of an image run what others have
 // run before: the kernel charges the pages of the image to the worker's control group and
 // not to the sandbox's, where they stay when the sandbox has ended. So it is when the
-// image is mounted again, by a worker that asks no store.
+// image is mounted again, by a worker that has its list in mind, and by a new one, which
+// has to ask for it.
 func TestPagesOfAnImageAreTheWorkers(t *testing.T) {
 	need.Root(t)
 	r := newWorkerRig(t, "cold")
@@ -32,7 +33,12 @@ func TestPagesOfAnImageAreTheWorkers(t *testing.T) {
 	r.recordRuns(ctx, "pip", "--version")
 	c := r.client()
 	ref := "t/task"
-	for _, name := range []string{"first", "known, by its digest"} {
+	for _, name := range []string{"first", "known, by its digest", "known, to a new worker"} {
+		if name == "known, to a new worker" {
+			r.stopWorker()
+			r.startWorker()
+			c = r.client()
+		}
 		first, err := c.Create(ctx, sandbox.Spec{Image: ref, MemoryMB: 512}, "")
 		check(t, err)
 		listed := r.listedPages(first.ImageID)

@@ -7,10 +7,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"quarry/api"
 	"quarry/api/access"
 	"quarry/store"
+	"quarry/store/chunk"
+	"quarry/worker"
 	"quarry/worker/sandbox"
 )
 
@@ -45,5 +48,43 @@ func TestTheStoresRefusalsAreTheWorkersTrouble(t *testing.T) {
 	}
 	if err := imageError(syscall.ENOSPC); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("a full disk of this machine is not told: %v", err)
+	}
+}
+
+// What a reader got of an image is not lost because nothing came of another.
+func TestListsAreKeptUntilThereAreTooMany(t *testing.T) {
+	n := newNodeImages(workerFlags{}, &worker.Worker{})
+	id := func(i int) chunk.Digest { return chunk.Sum([]byte{byte(i >> 8), byte(i)}) }
+	for i := range maxLists {
+		n.keep(id(i), []uint32{1})
+	}
+	n.keep(id(maxLists), nil)
+	n.keep(id(0), []uint32{1, 2})
+	if len(n.lists) != maxLists || len(n.lists[id(0)]) != 2 {
+		t.Errorf("%d lists are kept of %d, with %v of the first", len(n.lists), maxLists, n.lists[id(0)])
+	}
+	if n.keep(id(maxLists), []uint32{3}); len(n.lists) > maxLists || n.lists[id(maxLists)] == nil {
+		t.Errorf("%d lists are kept, with %v of the last", len(n.lists), n.lists[id(maxLists)])
+	}
+}
+
+// A store that is away, or has no list, is not asked by every create.
+func TestAListIsAskedForNowAndThen(t *testing.T) {
+	n := newNodeImages(workerFlags{}, &worker.Worker{})
+	id, now := chunk.Sum(nil), time.Now()
+	if n.again(id, wanted{}) == nil || !n.mayAsk(id, now) {
+		t.Error("a list that is not known is not asked for")
+	}
+	if n.again(id, wanted{}) != nil || n.mayAsk(id, now.Add(askAgain/2)) {
+		t.Error("a list is asked for twice at once")
+	}
+	if !n.mayAsk(id, now.Add(askAgain)) {
+		t.Error("a list is never asked for again")
+	}
+	for i := range 3 * maxLists {
+		n.mayAsk(chunk.Sum([]byte{byte(i >> 8), byte(i)}), now)
+	}
+	if len(n.asked) > maxLists {
+		t.Errorf("%d images are kept in mind", len(n.asked))
 	}
 }
