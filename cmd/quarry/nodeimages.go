@@ -46,6 +46,9 @@ func newNodeImages(flags workerFlags, wk *worker.Worker) *nodeImages {
 const (
 	// aheadTime is how long a sandbox's image may take to come in the order of its list.
 	aheadTime = 30 * time.Second
+	// freshTime is how long after its image came a mount may be read ahead by what the
+	// reader told meanwhile: then the reader is asked what of it is still here.
+	freshTime = 2 * time.Second
 	// askTime bounds the request for a list, as another mount may wait for its turn.
 	askTime = 2 * time.Second
 	// askAgain is how long a store is not asked again for the list of an image.
@@ -87,7 +90,7 @@ func (n *nodeImages) fetch(ctx context.Context, name string) (node.Fetched, erro
 	if err != nil {
 		return none, imageError(err)
 	}
-	return node.Fetched{Image: s.Image, Ahead: func(context.Context) <-chan uint32 { return s.coming }}, nil
+	return node.Fetched{Image: s.Image, Ahead: n.fresh(s, time.Now())}, nil
 }
 
 // close waits for what is handed to the reader.
@@ -134,6 +137,24 @@ func (n *nodeImages) mayAsk(id chunk.Digest, now time.Time) bool {
 	}
 	n.asked[id] = now
 	return true
+}
+
+// fresh is Fetched.Ahead of an image that came then. What the reader told of it is what it
+// had: late, it is asked what it still has, so that no read of the mount waits for a store.
+func (n *nodeImages) fresh(s *started, then time.Time) func(context.Context) <-chan uint32 {
+	return func(ctx context.Context) <-chan uint32 {
+		if time.Since(then) < freshTime {
+			return s.coming
+		}
+		return n.told(ctx, s.ID, func() ([]uint32, error) {
+			select {
+			case <-s.handed:
+				return s.told, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		})
+	}
 }
 
 // again is Fetched.Ahead of an image that is here. A store is asked for its list when

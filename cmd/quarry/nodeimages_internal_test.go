@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"quarry/store"
 	"quarry/store/chunk"
 	"quarry/worker"
+	"quarry/worker/folder"
 	"quarry/worker/sandbox"
 )
 
@@ -86,5 +88,20 @@ func TestAListIsAskedForNowAndThen(t *testing.T) {
 	}
 	if len(n.asked) > maxLists {
 		t.Errorf("%d images are kept in mind", len(n.asked))
+	}
+}
+
+// A chunk that the reader had long ago may have made room: to read it would ask the store.
+func TestWhatWasToldLongAgoIsNotReadAhead(t *testing.T) {
+	n := newNodeImages(workerFlags{}, &worker.Worker{})
+	s := &started{Image: &folder.Image{}, handed: make(chan struct{}), coming: make(chan uint32, 1)}
+	s.coming <- 7
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // the reader is not asked
+	for c := range n.fresh(s, time.Now().Add(-freshTime))(ctx) {
+		t.Errorf("chunk %d is read by what was told long ago", c)
+	}
+	if c := <-n.fresh(s, time.Now().Add(time.Hour))(ctx); c != 7 {
+		t.Errorf("got chunk %d of what was just told, want 7", c)
 	}
 }
