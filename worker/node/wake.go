@@ -25,7 +25,10 @@ func (b *box) runOn() error {
 		if err == nil && b.shut { // for a hibernation that came to nothing
 			err = b.reopen()
 		}
-		if !errors.Is(err, holder.ErrHibernated) { // as an earlier node has left it
+		if !errors.Is(err, holder.ErrHibernated) {
+			return err
+		}
+		if err := b.noteUnseen(); err != nil {
 			return err
 		}
 	}
@@ -60,6 +63,16 @@ func (b *box) runOn() error {
 		b.n.log.Warn("when a call pauses a sandbox next, a command may wake it", "sandbox", b.id, "err", err)
 	}
 	return nil
+}
+
+// noteUnseen notes the hibernation of a sandbox that an earlier node asked for just before
+// it ended, and that was not to be seen yet when this one took the sandbox for a paused one.
+func (b *box) noteUnseen() error {
+	var st holder.State
+	err := b.alter(settleTime, func(ctx context.Context) (err error) { st, err = b.h.State(ctx); return err })
+	b.forgetMemory()
+	b.noteNap(nap{now: true, bytes: st.OnDisk})
+	return err
 }
 
 // errNotBegun says that what a restore wants was not there, so that none was begun: the

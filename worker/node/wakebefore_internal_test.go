@@ -100,6 +100,37 @@ func TestWhoWaitedUnderAnEarlierNode(t *testing.T) {
 	}
 }
 
+// A node ends while its holder begins a hibernation, which the next one does not see yet: it
+// finds out as it resumes the sandbox, and tells nobody that it runs while it does not.
+func TestWhoseHibernationNoNodeSaw(t *testing.T) {
+	r := newBoxRig(t)
+	if err := r.b.pauseForModel(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.next()
+	if err := r.b.connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.b.h.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mayAgain := r.cannotRestore()
+	if err := r.locked(r.b.takeHeld); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.b.n.Resume(t.Context(), r.b.id); !errors.Is(err, sandbox.ErrNotReady) {
+		t.Errorf("a resume that cannot restore it: %v", err)
+	}
+	r.asleep("a resume that cannot restore it")
+	if r.b.nap.bytes == 0 {
+		t.Error("it takes nothing of the disk")
+	}
+	mayAgain()
+	if err := r.b.n.Resume(t.Context(), r.b.id); err != nil || r.b.napping() {
+		t.Errorf("hibernated %v, %v", r.b.napping(), err)
+	}
+}
+
 // diskOf has the node keep its sandboxes on the disk of a folder, as far as it looks, and so
 // much of it free.
 func (r *boxRig) diskOf(dir string, reserve int64) {
