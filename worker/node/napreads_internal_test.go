@@ -105,6 +105,9 @@ func TestReadsThatFailedBeforeAHibernation(t *testing.T) {
 		}
 	}
 	ended(3)
+	if u, err := r.b.n.Usage(t.Context(), r.b.id); err != nil || u.ImageErrors != 3 {
+		t.Errorf("while it is hibernated: %+v, %v", u, err)
+	}
 	im.isServed(2) // by another one, for others
 	if err := r.b.n.Wake(t.Context(), r.b.id); err != nil {
 		t.Fatal(err)

@@ -87,7 +87,7 @@ func (n *Node) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
 		return sandbox.Usage{}, b.explain(ctx, err)
 	}
 	b.mu.Lock()
-	mt, served, link := b.mount, b.j.Served, b.link
+	mt, served, counted, link := b.mount, b.j.Served, b.j.FailedReads, b.link
 	u := sandbox.Usage{MemoryLimit: b.j.Asked.MemoryMB << 20, OutputBytes: st.Output}
 	b.mu.Unlock()
 	u.DiskBytes = diskUsedBy(st.Sentry, b.dir)
@@ -111,6 +111,7 @@ func (n *Node) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
 	if errors.Is(err, worker.ErrUnserved) && !st.Hibernated {
 		u.ImageErrors = max(1, u.ImageErrors) // nobody counts them any more
 	}
+	u.ImageErrors = max(counted, u.ImageErrors) // who counted them may have ended while it was hibernated
 	if link != nil {
 		if c, err := link.Counters(); err == nil {
 			u.DeniedPacket = c.DeniedPackets
