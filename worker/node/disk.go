@@ -91,16 +91,15 @@ func (n *Node) watchDisk() {
 func (n *Node) lookAtDisk() {
 	now := n.now() // before: whoever begins after this has not seen it full for that
 	free, err := freeDisk(n.c.boxesDir())
-	if err != nil || free >= scarceDisk {
-		return
-	}
 	n.fullMu.Lock()
 	defer n.fullMu.Unlock()
-	if !now.After(n.lastFull) {
+	if err == nil && free < scarceDisk && now.After(n.lastFull) {
+		n.lastFull, n.unmarked = now, true
+	}
+	if !n.unmarked {
 		return
 	}
-	n.lastFull = now
-	if err := os.Chtimes(n.c.fullPath(), time.Time{}, now); err != nil {
+	if err := n.markFull(); err != nil {
 		n.log.Debug("the next node will not know that the disk was full", "err", err)
 	}
 }
@@ -108,20 +107,41 @@ func (n *Node) lookAtDisk() {
 // recallFull reads when the disk was last full under earlier nodes, and makes the mark of
 // it: an empty file of that time, which takes no room to set.
 func (n *Node) recallFull() error {
-	f, err := os.OpenFile(n.c.fullPath(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil {
-		return errors.Join(f.Close(), os.Chtimes(n.c.fullPath(), time.Time{}, neverFull))
-	}
-	info, err := os.Lstat(n.c.fullPath())
-	if err != nil || !info.ModTime().After(neverFull) {
-		return err
-	}
 	n.fullMu.Lock()
 	defer n.fullMu.Unlock()
+	info, err := os.Lstat(n.c.fullPath())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return n.markFull()
+	case err != nil || !info.ModTime().After(neverFull):
+		return err
+	}
 	if n.lastFull = info.ModTime(); n.lastFull.After(n.now()) {
 		n.lastFull = n.now() // the clock was set back
+		return n.markFull()
 	}
 	return nil
+}
+
+// markFull sets the mark, or makes it where it is not there; what fails is tried again at
+// the next look. n.fullMu is held.
+func (n *Node) markFull() error {
+	at, path := neverFull, n.c.fullPath()
+	if !n.lastFull.IsZero() {
+		at = n.lastFull
+	}
+	err := os.Chtimes(path, time.Time{}, at)
+	if errors.Is(err, fs.ErrNotExist) { // it is there with its time, or not at all
+		var f *os.File
+		if f, err = os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE, 0o600); err == nil {
+			err = errors.Join(f.Close(), os.Chtimes(path+".new", time.Time{}, at))
+		}
+		if err == nil {
+			err = os.Rename(path+".new", path)
+		}
+	}
+	n.unmarked = err != nil
+	return err
 }
 
 // neverFull is the time of the mark of a disk that was never full.

@@ -85,6 +85,41 @@ func TestAFullDiskIsRememberedByTheNextNode(t *testing.T) {
 	if n := next(); n.wasFull(time.Now()) {
 		t.Error("it will be full in an hour")
 	}
+	if info, err := os.Lstat(n.c.fullPath()); err != nil || info.ModTime().After(time.Now()) {
+		t.Errorf("the mark stays one of what is to come: %v, %v", info, err)
+	}
+}
+
+// A mark that there was no room for is made when there is.
+func TestTheMarkOfAFullDiskIsMadeLater(t *testing.T) {
+	dir, fill := smallDisk(t, 16<<20)
+	d, err := folder.Open(filepath.Join(dir, "w"))
+	if err == nil {
+		err = os.Mkdir(Config{Dir: d}.boxesDir(), 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{log: slog.New(slog.DiscardHandler), c: Config{Dir: d, Now: time.Now}}
+	obstacle := n.c.fullPath() + ".new"
+	if err := os.Mkdir(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.recallFull(); err == nil {
+		t.Error("a mark is made where none can be")
+	}
+	before := time.Now()
+	fill()
+	n.lookAtDisk()
+	after := time.Now()
+	if err := errors.Join(os.Remove(obstacle), os.Remove(filepath.Join(dir, "ballast"))); err != nil {
+		t.Fatal(err)
+	}
+	n.lookAtDisk()
+	n = &Node{log: n.log, c: n.c}
+	if err := n.recallFull(); err != nil || !n.wasFull(before) || n.wasFull(after) {
+		t.Errorf("it was full before a time: %v, after it: %v; %v", n.wasFull(before), n.wasFull(after), err)
+	}
 }
 
 func recordOf(id string) record {

@@ -55,15 +55,16 @@ type Node struct {
 	naps     chan struct{} // has an element while a sandbox is being put to disk
 	wakes    chan struct{} // the same while one is restored from a disk that is low
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards lastFull and unmarked
 	boxes    map[string]*box
 	ended    map[string]record
 	keys     map[string]keyed
 	draining bool
 	closed   bool
 
-	fullMu   sync.Mutex // guards lastFull
+	fullMu   sync.Mutex // guards lastFull and unmarked
 	lastFull time.Time  // when the disk was seen full; zero is never
+	unmarked bool       // the mark of that is not as it should be
 
 	left chan struct{}  // has an element when a sandbox has left its mount
 	work sync.WaitGroup // the goroutines of boxes and the janitor
