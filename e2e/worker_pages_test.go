@@ -70,6 +70,33 @@ func TestPagesOfAnImageAreTheWorkers(t *testing.T) {
 	r.nothingLeftOf()
 }
 
+// TestACreateByDigestNeedsNoStore has a new worker, which lacks the list of an image that
+// its folder has, create from it while the store is silent, and while it refuses.
+func TestACreateByDigestNeedsNoStore(t *testing.T) {
+	need.Root(t)
+	r := newWorkerRig(t, "cold")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	c := r.client()
+	ref := "t/task"
+	for _, store := range []string{"", "http://192.0.2.1:7070", "http://127.0.0.1:9"} {
+		if store != "" {
+			r.stopWorker()
+			r.startWorker("--data", "", "--store", store, "--trust", r.path("d", "keys", "signing.pub"))
+			c = r.client()
+		}
+		s, err := c.Create(ctx, sandbox.Spec{Image: ref, MemoryMB: 512}, "")
+		if err != nil {
+			t.Fatalf("store %q: %v", store, err)
+		}
+		_, err = c.Delete(ctx, s.ID)
+		check(t, err)
+		r.await(ctx, "the end of the mount", func() bool { return len(r.roots()) == 0 })
+		ref = "t/task@" + s.ImageDigest.String()
+	}
+	r.nothingLeftOf()
+}
+
 // most leaves the kernel some that it has taken away.
 func most(pages int) int { return pages - pages/20 }
 
