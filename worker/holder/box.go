@@ -127,11 +127,11 @@ func (b *box) run(ctx context.Context, c config) error {
 		return err
 	}
 	b.initEnds = guest
+	for _, s := range b.init {
+		b.tasks.Go(s.drain) // ends with finish at the latest
+	}
 	if err := b.launch(ctx, files, argv...); err != nil {
 		return b.abandon(err)
-	}
-	for _, s := range b.init {
-		b.tasks.Go(s.drain)
 	}
 	return nil
 }

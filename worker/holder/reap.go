@@ -2,6 +2,7 @@ package holder
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -156,17 +157,23 @@ func (b *box) finish(end Ended) {
 	if b.sentry != nil {
 		b.sentry.Close()
 	}
-	deadline := time.After(finishTimeout)
+	late, cancel := context.WithTimeout(context.Background(), finishTimeout)
+	defer cancel()
 	for _, x := range order { // each sees the Sentry gone
 		select {
 		case <-x.ended:
-		case <-deadline:
+		case <-late.Done():
 			b.log.Warn("exec does not end", "exec", x.state.ID)
 		}
 	}
 	closeGuest(b.initEnds)
 	for _, s := range b.init {
 		s.leave()
+		select {
+		case <-s.done: // who is told of the end finds all of it
+		case <-late.Done():
+			b.log.Warn("output of the first process is not kept yet", "file", s.path)
+		}
 	}
 	paused, _ := b.pauseState()
 	b.mu.Lock()
@@ -211,8 +218,8 @@ func (b *box) endedItself(e Ended) bool {
 	return e.Message == "" && !e.Killed && !forced && whole && e.Sentry != notKnown && ws.Exited() && ws.ExitStatus() != runscFailed && b.panicked() == ""
 }
 
-// finishTimeout bounds the wait for execs whose Sentry is gone: they have but to
-// read what is left in pipes.
+// finishTimeout bounds the wait for execs whose Sentry is gone, and for what the first
+// process has written: they have but to read what is left in pipes.
 const finishTimeout = 10 * time.Second
 
 // whatEnded says what is known of an end that nobody asked for.
