@@ -147,16 +147,21 @@ func TestWhoComesHasThePlaceOfOneThatIsSilent(t *testing.T) {
 	}
 }
 
-// Where all have requests, one more waits for the end of one of them.
-func TestWhoComesWaitsForRequestsThatRun(t *testing.T) {
-	s := newLimited(t, false)
-	var run []*caller
+// fill has a request wait on each connection that there may be.
+func (s *limited) fill() (run []*caller) {
 	for range 3 {
 		c := s.dial()
 		c.ask("/wait")
 		<-s.waits
 		run = append(run, c)
 	}
+	return run
+}
+
+// Where all have requests, one more waits for the end of one of them.
+func TestWhoComesWaitsForRequestsThatRun(t *testing.T) {
+	s := newLimited(t, false)
+	run := s.fill()
 	more := s.dial()
 	more.ask("/wait")
 	select {
@@ -175,13 +180,7 @@ func TestWhoComesWaitsForRequestsThatRun(t *testing.T) {
 // A server ends while one waits.
 func TestAServerEndsThatIsFull(t *testing.T) {
 	s := newLimited(t, false)
-	var run []*caller
-	for range 3 {
-		c := s.dial()
-		c.ask("/wait")
-		<-s.waits
-		run = append(run, c)
-	}
+	run := s.fill()
 	more := s.dial()
 	more.ask("/")
 	ended := make(chan error, 1)

@@ -44,9 +44,10 @@ func smallDisk(t *testing.T, size int) (dir string, fill func()) {
 	}
 }
 
-// That the disk was full the next node knows, too, and when.
-func TestAFullDiskIsRememberedByTheNextNode(t *testing.T) {
-	dir, fill := smallDisk(t, 16<<20)
+// smallWorker is a worker's folder on a small disk, see smallDisk.
+func smallWorker(t *testing.T) (dir string, fill func(), d folder.Dir) {
+	t.Helper()
+	dir, fill = smallDisk(t, 16<<20)
 	d, err := folder.Open(filepath.Join(dir, "w"))
 	if err == nil {
 		err = os.Mkdir(Config{Dir: d}.boxesDir(), 0o700)
@@ -54,6 +55,12 @@ func TestAFullDiskIsRememberedByTheNextNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return dir, fill, d
+}
+
+// That the disk was full the next node knows, too, and when.
+func TestAFullDiskIsRememberedByTheNextNode(t *testing.T) {
+	dir, fill, d := smallWorker(t)
 	next := func() *Node {
 		n := &Node{log: slog.New(slog.DiscardHandler), c: Config{Dir: d, Now: time.Now}}
 		if err := n.recallFull(); err != nil {
@@ -92,14 +99,7 @@ func TestAFullDiskIsRememberedByTheNextNode(t *testing.T) {
 
 // A mark that there was no room for is made when there is.
 func TestTheMarkOfAFullDiskIsMadeLater(t *testing.T) {
-	dir, fill := smallDisk(t, 16<<20)
-	d, err := folder.Open(filepath.Join(dir, "w"))
-	if err == nil {
-		err = os.Mkdir(Config{Dir: d}.boxesDir(), 0o700)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir, fill, d := smallWorker(t)
 	n := &Node{log: slog.New(slog.DiscardHandler), c: Config{Dir: d, Now: time.Now}}
 	obstacle := n.c.fullPath() + ".new"
 	if err := os.Mkdir(obstacle, 0o700); err != nil {
